@@ -1,0 +1,3 @@
+"""The `kvgate` command: the one package that may import all others."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,99 @@
+"""The one table of settings: command line, environment and docs/settings.md are made from it or tested against it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvgate.errors import UsageError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. `kind` turns the text of an environment variable into the value, and raises ValueError where it cannot."""
+
+    name: str
+    kind: type[int] | type[float] | type[str]
+    default: int | float | str
+    help: str
+    minimum: float | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return "KVGATE_" + self.name.upper()
+
+    def parse(self, text: str, source: str) -> Any:
+        try:
+            value = self.kind(text)
+        except ValueError:
+            raise UsageError(f"{source}: {text!r} is not {_ARTICLE[self.kind]}") from None
+        if self.minimum is not None and not isinstance(value, str) and not value >= self.minimum:
+            raise UsageError(f"{source}: {text} is below the minimum of {self.minimum:g}")
+        return value
+
+
+_ARTICLE = {int: "a whole number", float: "a number", str: "a text"}
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("host", str, "127.0.0.1", "address that the gateway binds; any but loopback needs --insecure-no-auth"),
+    Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0),
+    Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
+    Setting("connect_timeout", float, 2.0, "seconds to reach an engine before the next one is tried", 0.01),
+    Setting("first_byte_timeout", float, 600.0, "seconds until an engine's first byte, its queue included", 0.01),
+    Setting("idle_timeout", float, 120.0, "seconds without a byte from an engine that had begun to answer", 0.01),
+    Setting("header_timeout", float, 20.0, "seconds that a client may take to send its headers", 0.01),
+    Setting("body_timeout", float, 120.0, "seconds that a client may pause while sending a body", 0.01),
+    Setting("keep_alive_timeout", float, 75.0, "seconds that an unused client connection stays open", 0.01),
+    Setting("max_body_bytes", int, 32 * MIB, "largest request body; more is answered 413", 1),
+    Setting("max_header_bytes", int, 64 * 1024, "largest request head; more is answered 431", 1024),
+    Setting("max_held_bytes", int, 1 * MIB, "largest non-streamed answer held back to report its cache hit in a header", 0),
+    Setting("health_interval", float, 2.0, "seconds between two health checks of a replica", 0.05),
+    Setting("scrape_interval", float, 5.0, "seconds between two reads of a replica's metrics", 0.05),
+    Setting("drain_timeout", float, 300.0, "seconds that running requests may take to finish after SIGTERM", 0.0),
+    Setting("log_level", str, "info", "debug, info, warning or error; no level logs prompt text or keys"),
+)
+BY_NAME = {s.name: s for s in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The gateway's settings, read once. Seconds and bytes throughout; see SETTINGS for what each means."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: str = "least-load"
+    connect_timeout: float = 2.0
+    first_byte_timeout: float = 600.0
+    idle_timeout: float = 120.0
+    header_timeout: float = 20.0
+    body_timeout: float = 120.0
+    keep_alive_timeout: float = 75.0
+    max_body_bytes: int = 32 * MIB
+    max_header_bytes: int = 64 * 1024
+    max_held_bytes: int = 1 * MIB
+    health_interval: float = 2.0
+    scrape_interval: float = 5.0
+    drain_timeout: float = 300.0
+    log_level: str = "info"
+
+    @classmethod
+    def load(cls, given: Mapping[str, str | None], environ: Mapping[str, str] | None = None) -> Settings:
+        """Command line first, then environment, then default. Raises UsageError that names the source."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            setting = BY_NAME[field.name]
+            text = given.get(setting.name)
+            if text is not None:
+                values[setting.name] = setting.parse(text, setting.flag)
+            elif setting.env in environ:
+                values[setting.name] = setting.parse(environ[setting.env], setting.env)
+        return cls(**values)

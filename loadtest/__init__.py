@@ -1,0 +1,1 @@
+"""The load test. It speaks to a gateway or an engine over HTTP only."""

@@ -1,0 +1,1 @@
+"""The gateway, and the engines that it launches and watches. Never imports vLLM."""

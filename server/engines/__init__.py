@@ -1,0 +1,1 @@
+"""Engines: how one is started, watched and read."""
