@@ -1,0 +1,56 @@
+# `make` lists the targets. Every one sets up what it needs, and costs nothing when that is there.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+.PHONY: help demo setup test test-fast check format bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: setup ## the main job on this machine: a real engine, the gateway and a load test with prefix caching on and off
+	@$(BIN)/kvgate demo
+
+setup: ## both environments: .venv (kvgate) and .venv-engine (vLLM for the CPU)
+	@scripts/setup
+	@scripts/setup-engine
+
+test: ## every test, those against a real vLLM included
+	@scripts/setup dev
+	@scripts/setup-engine
+	@$(BIN)/python -m pytest
+
+test-fast: ## the tests that need no engine
+	@scripts/setup dev
+	@$(BIN)/python -m pytest -m "not engine"
+
+check: ## format, lint, types, and documents in step with the code
+	@scripts/setup dev
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@if [ -d tests/docs ]; then $(BIN)/python -m pytest -q tests/docs; fi
+
+format: ## put the code into shape
+	@scripts/setup dev
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: ## measure, and write the tables under docs/results
+	@scripts/setup dev
+	@scripts/setup-engine
+	@$(BIN)/python -m bench
+
+# Needs uv (any recent version). The locks are universal: one file for Linux and macOS, Python 3.11 to 3.13.
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url
+lock: ## resolve requirements/*.lock anew
+	@command -v uv >/dev/null || { echo "make lock: uv is missing: install it and run this again" >&2; exit 2; }
+	@cd requirements && $(COMPILE) ../pyproject.toml -o runtime.lock
+	@cd requirements && $(COMPILE) --extra dev -c runtime.lock ../pyproject.toml -o dev.lock
+	@cd requirements && $(COMPILE) -c dev.lock build.in -o build.lock
+	@cd requirements && $(COMPILE) --override engine.overrides engine.in -o engine.lock
+
+clean: ## remove the environments and everything generated; the converted model in your cache directory stays
+	@rm -rf .venv .venv-engine .venv*.lock .venv*.lock.d out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
