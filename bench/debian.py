@@ -1,0 +1,79 @@
+"""nginx and wrk, which come from Debian: found, or installed where that is possible."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvgate.errors import SetupError
+
+PACKAGES = {"nginx": "nginx-light", "wrk": "wrk"}
+SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+def program(name: str) -> str:
+    """Where `name` is; SetupError names the package if it is not there."""
+    path = shutil.which(name, path=SEARCH)
+    if path is None:
+        raise SetupError(f"{name} is missing: install it with `apt-get install {PACKAGES[name]}`.")
+    return path
+
+
+def version(name: str) -> str:
+    """What `name -v` says; wrk exits with 1 after it."""
+    shown = subprocess.run([program(name), "-v"], capture_output=True, text=True, check=False, timeout=10)
+    found = re.search(r"\d+\.[\w.+~-]+", shown.stdout + shown.stderr)
+    return found[0] if found else "unknown"
+
+
+def ensure(names: Sequence[str]) -> None:
+    """Installs what is missing, if this is root on a Debian; else SetupError. No service is started by it."""
+    missing = [PACKAGES[name] for name in names if shutil.which(name, path=SEARCH) is None]
+    if not missing:
+        return
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        raise SetupError(
+            f"The benchmark needs {', '.join(missing)}: install with `sudo apt-get install {' '.join(missing)}`."
+        )
+    print(f"bench: installing from Debian: {' '.join(missing)}", file=sys.stderr)
+    with no_services():
+        for command in ([apt, "update"], [apt, "install", "-y", "--no-install-recommends", *missing]):
+            run = subprocess.run(
+                command,
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=600,
+            )
+            if run.returncode != 0:
+                raise SetupError(f"`{' '.join(command)}` failed.\n{(run.stdout + run.stderr)[-2000:]}")
+
+
+@contextmanager
+def no_services(policy: Path = POLICY) -> Iterator[None]:
+    """Keeps Debian's package scripts from starting nginx on port 80, unless the system has a policy of its own.
+
+    101 is policy-rc.d's "action forbidden". Where an administrator's policy is in place it is left to decide.
+    """
+    if policy.exists():
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", dir=policy.parent, prefix="policy-rc.d.", delete=False) as file:
+        file.write("#!/bin/sh\nexit 101\n")
+    try:
+        os.chmod(file.name, 0o755)
+        os.rename(file.name, policy)
+        yield
+    finally:
+        Path(file.name).unlink(missing_ok=True)
+        policy.unlink(missing_ok=True)

@@ -1,0 +1,226 @@
+"""The phases, and one measurement of one target in one of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from bench import nginx, payloads, wrk
+from bench.cpu import core_busy_seconds, pinned, tree_cpu_seconds, tree_rss_mb
+from bench.process import ROOT, Child, fetch, free_port
+from bench.stats import cpu_us
+from bench.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure. `seconds` for each run of wrk, `repeat` streams on each connection."""
+
+    rounds: int
+    seconds: float
+    repeat: int
+
+
+@dataclass(slots=True)
+class Sample:
+    """One round. `figures` carry their unit in the name; `faults` make the phase INVALID."""
+
+    figures: dict[str, float | None]
+    faults: list[str] = field(default_factory=list)
+
+
+class Bench:
+    """The machine's share of a run: cores, a private folder, and serial numbers that never repeat."""
+
+    def __init__(self, folder: Path, load_core: int, gateway_core: int) -> None:
+        self.folder, self.load_core, self.gateway_core = folder, load_core, gateway_core
+        self._serial = 0
+
+    def serials(self, count: int) -> int:
+        """The first of `count` unused serial numbers."""
+        first, self._serial = self._serial, self._serial + count
+        return first
+
+    def watch(self, target: Target, work: Callable[[], int]) -> dict[str, float | None]:
+        """CPU of the target per operation while `work` runs, which returns how many operations it did."""
+        pid = target.pid
+        busy, own = core_busy_seconds(self.gateway_core), tree_cpu_seconds(pid) if pid else 0.0
+        began = time.perf_counter()
+        operations = work()
+        seconds = time.perf_counter() - began
+        busy = core_busy_seconds(self.gateway_core) - busy
+        own = tree_cpu_seconds(pid) - own if pid else 0.0
+        return {
+            "cpu_us": cpu_us(own, operations) if pid else None,
+            "cpu_share": own / seconds if pid else None,
+            "others_cpu_share": max(0.0, busy - own) / seconds,
+            "rss_mb": tree_rss_mb(pid) if pid else None,
+        }
+
+
+class Phase(ABC):
+    name: str
+    operation: ClassVar[str]  # what CPU is counted for
+
+    @abstractmethod
+    def upstream(self, bench: Bench) -> tuple[Child, int]:
+        """The upstream that this phase needs, ready, on the load core; and its port."""
+
+    @abstractmethod
+    def warm(self, bench: Bench, target: Target) -> None:
+        """A short run that opens connections and fills caches. Not measured."""
+
+    @abstractmethod
+    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Requests(Phase):
+    """Closed loop of non-streamed chat requests of `size` bytes, `concurrency` at a time."""
+
+    name: str
+    concurrency: int
+    size: int
+    operation: ClassVar[str] = "request"
+
+    def upstream(self, bench: Bench) -> tuple[Child, int]:
+        folder, port = bench.folder / "upstream", free_port()
+        folder.mkdir(exist_ok=True)
+        command = nginx.command(folder, nginx.upstream(folder, port))
+        child = Child("the upstream (nginx)", command, bench.load_core, folder / "log")
+        return await_ready(child, port)
+
+    def warm(self, bench: Bench, target: Target) -> None:
+        self._load(bench, target, 1.0)
+
+    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample:
+        faults = self._inspect(bench, target)
+        before = served(upstream_port)
+        loads: list[wrk.Load] = []
+
+        def work() -> int:
+            loads.append(self._load(bench, target, effort.seconds))
+            return loads[0].requests
+
+        figures = bench.watch(target, work)
+        load, seen = loads[0], served(upstream_port) - before
+        faults += [f"{count} x {kind} error" for kind, count in load.failures.items()]
+        if load.requests == 0:
+            faults.append("no request answered")
+        # health checks and what was in flight at the end come on top; more is duplicated work, fewer is invented answers
+        if not load.requests <= seen <= load.requests + self.concurrency + 20 * (load.seconds + 1):
+            faults.append(f"{load.requests} requests answered, {seen} reached the upstream")
+        figures |= {"count": load.requests, "per_s": load.requests / load.seconds}
+        return Sample(figures | {"p50_ms": load.p50_ms, "p99_ms": load.p99_ms}, faults)
+
+    def _load(self, bench: Bench, target: Target, seconds: float) -> wrk.Load:
+        template = bench.folder / f"body-{self.size}"
+        template.write_text(payloads.request_template(self.size))
+        first = bench.serials(10_000_000)
+        return wrk.run(target.url, template, self.concurrency, seconds, first, bench.load_core)
+
+    def _inspect(self, bench: Bench, target: Target) -> list[str]:
+        """wrk sees only statuses, so one request of each round is looked at whole."""
+        body = payloads.filled(payloads.request_template(self.size), bench.serials(1))
+        try:
+            status, answer = fetch(target.port, "POST", payloads.CHAT, body)
+        except (OSError, http.client.HTTPException) as error:
+            return [f"a request failed: {type(error).__name__}"]
+        if status != 200:
+            return [f"a request got status {status}"]
+        return [] if answer == payloads.answer() else ["an answer is not the upstream's"]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams(Phase):
+    """`concurrency` streams at a time, 64 chunks each, one every 10 ms; every byte of every stream is checked."""
+
+    name: str
+    concurrency: int
+    operation: ClassVar[str] = "chunk"
+
+    def upstream(self, bench: Bench) -> tuple[Child, int]:
+        port = free_port()
+        command = [sys.executable, "-m", "bench.pacer", str(port)]
+        return await_ready(Child("the upstream (pacer)", command, bench.load_core, bench.folder / "pacer.log"), port)
+
+    def warm(self, bench: Bench, target: Target) -> None:
+        self._load(bench, target, 1)
+
+    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample:
+        seen: dict[str, float | None] = {}
+        faults: list[str] = []
+
+        def work() -> int:
+            said = self._load(bench, target, effort.repeat)
+            faults.extend(f"{count} x {kind}" for kind, count in said.pop("failures").items())
+            seen.update(said)
+            return int(seen["chunks"] or 0)
+
+        figures = bench.watch(target, work)
+        return Sample(figures | seen, faults + self._pace(target, seen))
+
+    def _pace(self, target: Target, seen: dict[str, float | None]) -> list[str]:
+        """Cheap because it was late, or held back and sent in lumps, is not cheap."""
+        faults = []
+        ideal = payloads.STREAM_PERIOD_MS * (payloads.STREAM_CHUNKS - 1)
+        if (duration := seen["duration_p50_ms"]) is not None and duration > 1.2 * ideal:
+            what = "the load side falls behind" if target.pid is None else "streams fall behind"
+            faults.append(f"{what}: {duration:.0f} ms a stream at p50, {ideal} is the pace")
+        if (reads := seen["reads_per_chunk"]) is not None and reads < 0.5:
+            faults.append(f"chunks come in lumps: {reads} reads a chunk")
+        return faults
+
+    def _load(self, bench: Bench, target: Target, repeat: int) -> dict[str, Any]:
+        first = bench.serials(self.concurrency * repeat)
+        command = [
+            sys.executable,
+            "-m",
+            "bench.streams",
+            str(target.port),
+            str(self.concurrency),
+            str(repeat),
+            str(first),
+        ]
+        with pinned(bench.load_core):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=repeat * 5 + 60, cwd=ROOT
+            )
+        return cast(dict[str, Any], json.loads(done.stdout))
+
+
+def await_ready(child: Child, port: int) -> tuple[Child, int]:
+    """The child is stopped if it does not get ready: the caller has nothing to stop then."""
+    try:
+        child.wait_until_ready(port, "/health")
+    except BaseException:
+        child.stop()
+        raise
+    return child, port
+
+
+def served(port: int) -> int:
+    """Requests that the upstream nginx has answered, this one not counted."""
+    _, text = fetch(port, "GET", "/stub_status")
+    found = re.search(rb"requests\s+\d+ \d+ (\d+)", text)
+    if found is None:
+        raise ValueError("unreadable stub_status")
+    return int(found[1]) - 1
+
+
+PHASES: tuple[Phase, ...] = (
+    Requests("small-c1", 1, 290),
+    Requests("small-c16", 16, 290),
+    Requests("small-c64", 64, 290),
+    Requests("large-c16", 16, 32767),
+    Streams("streams-c100", 100),
+)

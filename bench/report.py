@@ -1,0 +1,128 @@
+"""The result as a JSON document and as a Markdown page. Both are made from the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bench.phases import Effort
+from bench.rounds import Outcome
+from bench.stats import Judgement, Spread
+
+SCHEMA = 1
+
+
+def document(outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]) -> dict[str, Any]:
+    phases: dict[str, Any] = {}
+    for phase, series in outcome.series.items():
+        phases[phase] = {}
+        for target, one in series.items():
+            figures = dict.fromkeys(name for sample in one.samples for name in sample.figures)
+            summary = {name: spread.json() for name in figures if (spread := one.spread(name))}
+            for percent in ("p50", "p99"):
+                if added := outcome.added_ttft(phase, target, f"ttft_{percent}_ms"):
+                    summary[f"added_ttft_{percent}_ms"] = added.json()
+            rounds = [_rounded(sample.figures) for sample in one.samples]
+            phases[phase][target] = {"summary": summary, "rounds": rounds, "faults": one.faults}
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "effort": {"rounds": effort.rounds, "seconds": effort.seconds, "streams_per_connection": effort.repeat},
+        "verdict": verdict(judged),
+        "bars": [
+            {
+                "name": j.bar.name,
+                "phase": j.bar.phase,
+                "target": j.bar.target,
+                "base": j.bar.base,
+                "limit": j.bar.limit,
+                "ratio": j.ratio.json() if j.ratio else None,
+                "verdict": j.verdict,
+                "reasons": list(j.reasons),
+            }
+            for j in judged
+        ],
+        "phases": phases,
+    }
+
+
+def verdict(judged: Iterable[Judgement]) -> str:
+    """INVALID outweighs fail: an invalid bar says nothing, so the whole says nothing. "none" where no bar was run."""
+    verdicts = {j.verdict for j in judged}
+    return next((v for v in ("INVALID", "fail", "pass") if v in verdicts), "none")
+
+
+def _rounded(figures: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: None if value is None else round(value, 4) for name, value in figures.items()}
+
+
+def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]) -> str:
+    commit = f"`{(environment['commit'] or 'unknown')[:12]}`" + (
+        " with uncommitted changes" if environment["dirty"] else ""
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    lines = [
+        "# What the gateway costs on top of the engine",
+        "",
+        f"Measured by `python -m bench` on {environment['date']}, commit {commit}, {environment['cpu']}, "
+        f"{environment['cores']} cores, {environment['kernel']}, load average at the start "
+        f"{environment['load_average_at_start']}. Versions: {versions}.",
+        "",
+        "The upstream answers at once. It and the load share one core, the target's whole process tree has another. "
+        f"{effort.rounds} rounds, the targets in turn in each; every figure is measured: "
+        "median (lowest–highest) over the rounds.",
+        "",
+        "| bar | phase | measured, × nginx | at most | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for j in judged:
+        reasons = f": {'; '.join(j.reasons)}" if j.reasons else ""
+        lines.append(f"| {j.bar.name} | {j.bar.phase} | {_cell(j.ratio, 2)} | {j.bar.limit:g} | {j.verdict}{reasons} |")
+    for phase, series in outcome.series.items():
+        columns = STREAM_COLUMNS if any(s.spread("ttft_p50_ms") for s in series.values()) else REQUEST_COLUMNS
+        lines += ["", f"## {phase}", "", f"| target | {' | '.join(columns.values())} | failures |"]
+        lines.append("|---" * (len(columns) + 2) + "|")
+        for target, one in series.items():
+            cells = []
+            for figure in columns:
+                added = figure.startswith("added_")
+                spread = outcome.added_ttft(phase, target, figure[6:]) if added else one.spread(figure)
+                cells.append(_cell(spread, 0 if figure in ("per_s", "count", "chunks", "rss_mb") else 2))
+            failures = "; ".join(one.faults) or "0"
+            lines.append(f"| {target} | {' | '.join(cells)} | {failures} |")
+    notes = [
+        "",
+        "CPU µs is user and system time of the target's process tree from /proc, divided by requests or chunks. "
+        "Requests per second of a fast target are limited by the load side and are floors. "
+        "TTFT runs from the write of the request to the first event; *added* is over direct, at the same percentile. "
+        "*others* is what else ran on the gateway's core, the kernel's own work included.",
+        "",
+    ]
+    return "\n".join(lines + notes)
+
+
+REQUEST_COLUMNS = {
+    "cpu_us": "CPU µs/request",
+    "per_s": "requests/s",
+    "p50_ms": "p50 ms",
+    "p99_ms": "p99 ms",
+    "rss_mb": "RSS MB",
+    "others_cpu_share": "others, cores",
+    "count": "requests a round",
+}
+STREAM_COLUMNS = {
+    "cpu_us": "CPU µs/chunk",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "added_ttft_p50_ms": "added p50 ms",
+    "added_ttft_p99_ms": "added p99 ms",
+    "rss_mb": "RSS MB",
+    "others_cpu_share": "others, cores",
+    "chunks": "chunks a round",
+}
+
+
+def _cell(spread: Spread | None, digits: int) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}–{spread.high:.{digits}f})"
