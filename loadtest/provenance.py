@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ def commit() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10, check=False
+            [git, "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
