@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from loadtest.report.scale import Linear, Logarithmic, number
@@ -25,7 +25,7 @@ def ttft_strips(cold: Sequence[float], warm: Sequence[float]) -> str:
     return _svg(150, "TTFT of each unloaded request, cold and warm", parts)
 
 
-def ttft_cdf(arms: dict[str, Sequence[float]]) -> str:
+def ttft_cdf(arms: Mapping[str, Sequence[float]]) -> str:
     """The share of requests with a TTFT of at most x ms, one step line an arm."""
     values = [v for samples in arms.values() for v in samples]
     axis, top, bottom = Logarithmic.around(values, _LEFT, _W - _RIGHT), 14, 210
@@ -77,17 +77,16 @@ def timeline(block: Block, limit: int = 60) -> str:
         y = 10 + row * i
         sent, end = (axis.at(max(0.0, (t - block.start_ns) / 1e9)) for t in (o.sent_ns, o.end_ns))
         first = end if o.first_ns is None else axis.at((o.first_ns - block.start_ns) / 1e9)
-        css = block.arm or o.arm
-        parts.append(
-            f'<rect class="{css if o.ok else "bad"} wait" x="{sent:.1f}" y="{y}" width="{first - sent:.1f}" height="5"/>'
-        )
-        parts.append(
-            f'<rect class="{css if o.ok else "bad"}" x="{first:.1f}" y="{y}" width="{end - first:.1f}" height="5"/>'
-        )
+        css = o.arm if o.ok else "bad"
+        parts.append(_bar(f"{css} wait", sent, first, y) + _bar(css, first, end, y))
     parts.append(
         _text(_LEFT - 10, 20, f"{len(shown)} of", "end") + _text(_LEFT - 10, 36, f"{len(block.outcomes)}", "end")
     )
     return _svg(bottom + 38, f"Timeline of requests, cache {block.arm}", parts)
+
+
+def _bar(css: str, left: float, right: float, y: int) -> str:
+    return f'<rect class="{css}" x="{left:.1f}" y="{y}" width="{max(0.0, right - left):.1f}" height="5"/>'
 
 
 def _x_axis(axis: Linear | Logarithmic, bottom: float, top: float, title: str) -> str:

@@ -13,7 +13,7 @@ h1{font-size:1.35rem;margin:0 0 12px}h2{font-size:1.05rem;margin:34px 0 8px}p{ma
 .verdict{border-left:6px solid var(--good);background:var(--card);padding:12px 16px;border-radius:4px}
 .verdict.invalid{border-color:var(--bad)}.verdict b{font-size:1.25rem;color:var(--good)}.verdict.invalid b{color:var(--bad)}
 .verdict ul{margin:8px 0 0;padding-left:20px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(205px,1fr));gap:12px;margin-top:14px}
+.cards{display:grid;margin-bottom:12px;grid-template-columns:repeat(auto-fit,minmax(205px,1fr));gap:12px;margin-top:14px}
 .card{background:var(--card);border:1px solid var(--edge);border-radius:8px;padding:12px 14px}
 .card .n{font-size:1.65rem;font-weight:650;font-variant-numeric:tabular-nums;line-height:1.2}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:14px}
@@ -27,5 +27,6 @@ svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font-size:13p
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92rem}
 th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top}
 td.n,th.n{text-align:right;white-space:nowrap}.pass{color:var(--good)}.fail{color:var(--bad);font-weight:600}
+@media (max-width:600px){svg text{font-size:20px}}
 code{font-size:.88em;overflow-wrap:anywhere}
 """

@@ -78,8 +78,8 @@ def _counts(arm: str, values: Document) -> Sequence[str]:
         f"{values['requests']:,}",
         results,
         f"{values['success_rate']:.1%}",
-        f"{_known(values['requests_per_s'])} (measured)",
-        f"{_known(values['output_tokens_per_s'])} (measured)",
+        _rate(values["requests_per_s"]),
+        _rate(values["output_tokens_per_s"]),
         f"{_tokens(cached['delivered'])} reported of {_tokens(cached['ceiling'])} computed",
     )
 
@@ -97,6 +97,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], first_number: int
 
 def _ms(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}"
+
+
+def _rate(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.2f} (measured)"
 
 
 def _known(value: Any) -> str:
