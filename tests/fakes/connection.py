@@ -6,7 +6,7 @@ import asyncio
 import socket
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tests.fakes import wire
 
@@ -98,8 +98,7 @@ class Connection(asyncio.Protocol):
         return self._answering is None and self._request is None and not self._buffer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self._id = self._engine.connected(self)
 
     def data_received(self, data: bytes) -> None:
