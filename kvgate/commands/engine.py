@@ -72,6 +72,10 @@ def engine_request(args: argparse.Namespace, port: str, host: str = "127.0.0.1")
     """The parsed flags as a request. Raises UsageError that names the flag."""
     if args.profile == "gpu" and args.model is None:
         raise UsageError("--model is missing: profile gpu needs a model folder or a hub id, such as --model org/name")
+    if args.extra and not args.extra[0].startswith("-"):
+        raise UsageError(
+            f"{args.extra[0]!r} is not a flag: vLLM's own arguments follow --, each beginning with its flag"
+        )
     return EngineRequest(
         profile=args.profile,
         model=args.model,

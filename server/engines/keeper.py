@@ -1,7 +1,8 @@
 """A script between kvgate and an engine: it becomes the engine, and leaves a watcher that ends it if kvgate is gone.
 
-    python keeper.py LIFELINE COMMAND...
+    python keeper.py LIFELINE FOLDER COMMAND...
 
+FOLDER: removed with the engine; empty for none.
 LIFELINE: the read end of a pipe that nobody writes to. The system closes it with kvgate, however kvgate ends, also by SIGKILL.
 The engine must lead its own process group. A pipe needs no Linux-only call, reaches all of vLLM's processes and not only the
 first, and does not depend on which thread started the engine, as PR_SET_PDEATHSIG does.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -46,7 +48,7 @@ def watch(lifeline: int, engine: int) -> None:
     end_group(engine)
 
 
-def main(lifeline: int, command: list[str]) -> None:
+def main(lifeline: int, folder: str, command: list[str]) -> None:
     engine = os.getpid()
     if os.fork() == 0:
         os.setsid()  # out of the group that it may have to kill
@@ -54,6 +56,8 @@ def main(lifeline: int, command: list[str]) -> None:
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         watch(lifeline, engine)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
     os.close(lifeline)
     try:
@@ -63,4 +67,4 @@ def main(lifeline: int, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

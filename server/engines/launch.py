@@ -92,7 +92,7 @@ def launch(
     """
     try:
         check_port(spec.host, spec.port)
-        process, lifeline = _spawn(command, log_path)
+        process, lifeline = _spawn(command, log_path, events_folder)
     except BaseException:
         _remove(events_folder)
         raise
@@ -151,7 +151,9 @@ def _url(spec: EngineSpec) -> str:
     return f"http://{host}:{spec.port}"
 
 
-def _spawn(command: EngineCommand, log_path: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+def _spawn(
+    command: EngineCommand, log_path: Path, events_folder: Path | None
+) -> tuple[subprocess.Popen[bytes], BinaryIO]:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     watched, kept = os.pipe()
     lifeline = os.fdopen(kept, "wb", buffering=0)
@@ -160,7 +162,7 @@ def _spawn(command: EngineCommand, log_path: Path) -> tuple[subprocess.Popen[byt
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", str(KEEPER), str(watched), *command.argv],
+                [sys.executable, "-I", str(KEEPER), str(watched), str(events_folder or ""), *command.argv],
                 env=os.environ | dict(command.env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
