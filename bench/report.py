@@ -87,7 +87,7 @@ def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
             for figure in columns:
                 added = figure.startswith("added_")
                 spread = outcome.added_ttft(phase, target, figure[6:]) if added else one.spread(figure)
-                cells.append(_cell(spread, 0 if figure in ("per_s", "count", "chunks", "rss_mb") else 2))
+                cells.append(_cell(spread, 0 if figure in WHOLE else 2))
             failures = "; ".join(one.faults) or "0"
             lines.append(f"| {target} | {' | '.join(cells)} | {failures} |")
     notes = [
@@ -95,7 +95,8 @@ def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
         "CPU µs is user and system time of the target's process tree from /proc, divided by requests or chunks. "
         "Requests per second of a fast target are limited by the load side and are floors. "
         "TTFT runs from the write of the request to the first event; *added* is over direct, at the same percentile. "
-        "*others* is what else ran on the gateway's core, the kernel's own work included.",
+        "*others* is what else ran on the gateway's core, the kernel's own work included. "
+        "*retaken* is how often a round was measured again because streams did not keep their pace.",
         "",
     ]
     return "\n".join(lines + notes)
@@ -119,7 +120,9 @@ STREAM_COLUMNS = {
     "rss_mb": "RSS MB",
     "others_cpu_share": "others, cores",
     "chunks": "chunks a round",
+    "retaken": "retaken",
 }
+WHOLE = ("per_s", "count", "chunks", "rss_mb", "retaken")
 
 
 def _cell(spread: Spread | None, digits: int) -> str:

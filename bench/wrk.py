@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Load:
 
 def run(url: str, template: Path, concurrency: int, seconds: float, first_serial: int, core: int) -> Load:
     """Blocks for about `seconds` (wrk knows whole seconds only: they are rounded up)."""
-    whole = max(1, round(seconds + 0.49))
+    whole = max(1, math.ceil(seconds))
     command = [program("wrk"), "-t1", f"-c{concurrency}", f"-d{whole}s", "--timeout", "10s", "-s", str(SCRIPT)]
     command += [url, "--", str(template), payloads.CHAT, str(first_serial)]
     with pinned(core):

@@ -15,7 +15,7 @@ from bench import __main__ as command
 from bench import cpu, debian, nginx, payloads, report, streams, wrk
 from bench.pacer import chunked_stream
 from bench.phases import PHASES, Effort, Sample
-from bench.rounds import BARS, Outcome, Series
+from bench.rounds import BARS, Outcome, Series, settled
 from bench.stats import Bar, Spread, cpu_us, differences, percentile, ratios
 from bench.targets import TARGETS
 from kvgate.errors import SetupError, UsageError
@@ -151,6 +151,17 @@ def test_a_bar_is_judged_only_where_both_sides_ran() -> None:
     del result.series["small-c1"]["kvgate"]
     assert [j.bar.phase for j in result.judge()] == ["small-c16", "small-c64", "streams-c100"]
     assert report.verdict([]) == "none"
+
+
+def test_only_lateness_is_measured_again() -> None:
+    def take(*samples: Sample) -> Sample:
+        left = list(samples)
+        return settled(lambda: left.pop(0))
+
+    late, failed = Sample({}, late=["late"]), Sample({}, faults=["failed"], late=["late"])
+    assert take(late, Sample({})) == Sample({"retaken": 1})
+    assert take(failed, Sample({})).faults == ["failed", "late"]
+    assert take(*(Sample({}, late=["late"]) for _ in range(3))).faults == ["late"]
 
 
 def test_bars_and_arguments_name_what_exists() -> None:
