@@ -71,9 +71,7 @@ class Problem(KvgateError):
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
             return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
         kind = _OPENAI_TYPES.get(self.status, "api_error")
-        return orjson.dumps(
-            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-        )
+        return orjson.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
 
     def event(self, dialect: Dialect = "openai") -> bytes:
         """The same as a terminal SSE event, for a stream that has begun."""

@@ -20,7 +20,8 @@ class Setting:
     kind: type[int] | type[float] | type[str]
     default: int | float | str
     help: str
-    minimum: float | None = None
+    minimum: float = 0
+    maximum: float = 1e9
 
     @property
     def flag(self) -> str:
@@ -35,8 +36,11 @@ class Setting:
             value = self.kind(text)
         except ValueError:
             raise UsageError(f"{source}: {text!r} is not {_ARTICLE[self.kind]}") from None
-        if self.minimum is not None and not isinstance(value, str) and not value >= self.minimum:
-            raise UsageError(f"{source}: {text} is below the minimum of {self.minimum:g}")
+        if not isinstance(value, str):
+            if not value >= self.minimum:  # so that nan is refused, too
+                raise UsageError(f"{source}: {text} is below the minimum of {self.minimum:g}")
+            if value > self.maximum:
+                raise UsageError(f"{source}: {text} is above the maximum of {self.maximum:g}")
         return value
 
 
@@ -44,7 +48,7 @@ _ARTICLE = {int: "a whole number", float: "a number", str: "a text"}
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", str, "127.0.0.1", "address that the gateway binds; any but loopback needs --insecure-no-auth"),
-    Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0),
+    Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0, 65535),
     Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
     Setting("connect_timeout", float, 2.0, "seconds to reach an engine before the next one is tried", 0.01),
     Setting("first_byte_timeout", float, 600.0, "seconds until an engine's first byte, its queue included", 0.01),
@@ -53,8 +57,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("body_timeout", float, 120.0, "seconds that a client may pause while sending a body", 0.01),
     Setting("keep_alive_timeout", float, 75.0, "seconds that an unused client connection stays open", 0.01),
     Setting("max_body_bytes", int, 32 * MIB, "largest request body; more is answered 413", 1),
-    Setting("max_header_bytes", int, 64 * 1024, "largest request head; more is answered 431", 1024),
-    Setting("max_held_bytes", int, 1 * MIB, "largest non-streamed answer held back to report its cache hit in a header", 0),
+    Setting("max_head_bytes", int, 64 * 1024, "largest request head; more is answered 431", 1024),
+    Setting(
+        "max_held_bytes", int, 1 * MIB, "largest non-streamed answer held back to report its cache hit in a header", 0
+    ),
     Setting("health_interval", float, 2.0, "seconds between two health checks of a replica", 0.05),
     Setting("scrape_interval", float, 5.0, "seconds between two reads of a replica's metrics", 0.05),
     Setting("drain_timeout", float, 300.0, "seconds that running requests may take to finish after SIGTERM", 0.0),
@@ -77,7 +83,7 @@ class Settings:
     body_timeout: float = 120.0
     keep_alive_timeout: float = 75.0
     max_body_bytes: int = 32 * MIB
-    max_header_bytes: int = 64 * 1024
+    max_head_bytes: int = 64 * 1024
     max_held_bytes: int = 1 * MIB
     health_interval: float = 2.0
     scrape_interval: float = 5.0

@@ -1,0 +1,66 @@
+"""The client's side of one answer: head and framing, written once each."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvgate.errors import Dialect, Problem
+from server.exchange.http1 import LAST_CHUNK, STATUS_LINE, Header, chunk, response_head
+
+
+class AnswerWriter:
+    """Writes one answer to a client. `started` once any byte of it is out, and then it cannot become another answer."""
+
+    __slots__ = ("_chunked", "_head", "_http10", "_transport", "keep_alive", "started")
+
+    def __init__(self, transport: asyncio.Transport, http10: bool, keep_alive: bool) -> None:
+        self._transport = transport
+        self._http10 = http10
+        self._head = b""
+        self._chunked = False
+        self.keep_alive = keep_alive
+        self.started = False
+
+    def head(self, status: int, headers: list[Header], extra: list[bytes], length: int | None) -> None:
+        """Sets the head of an answer of `length` bytes; None where only its end will tell. Sent with the first bytes."""
+        if length is not None:
+            extra.append(b"content-length: %d\r\n" % length)
+        elif self._http10:
+            self.keep_alive = False  # such a client sees the end when the connection closes
+        else:
+            self._chunked = True
+            extra.append(b"transfer-encoding: chunked\r\n")
+        self._head = response_head(status, headers, extra, self.keep_alive)
+
+    def write(self, data: bytes, last: bool) -> None:
+        """Body bytes, framed; `last` ends the answer."""
+        if self._chunked:
+            data = chunk(data) if data else b""
+            if last:
+                data += LAST_CHUNK
+        if not self.started:
+            self.started = True
+            data, self._head = self._head + data, b""
+        if data:
+            self._transport.write(data)
+
+    def cut(self, event: bytes) -> None:
+        """Ends a stream that failed: an error event, and no end of the body, so that it never looks complete."""
+        self.keep_alive = False
+        self.write(event, last=False)
+
+    def problem(self, problem: Problem, dialect: Dialect, request_id: bytes) -> None:
+        """The gateway's own answer, whole."""
+        body = problem.body(dialect)
+        lines = [
+            STATUS_LINE[problem.status],
+            b"content-type: application/json\r\nx-request-id: ",
+            request_id,
+            b"\r\ncontent-length: %d\r\n" % len(body),
+        ]
+        if problem.retry_after is not None:
+            lines.append(b"retry-after: %d\r\n" % problem.retry_after)
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        lines.append(body)
+        self.started = True
+        self._transport.write(b"".join(lines))

@@ -1,0 +1,76 @@
+"""HTTP/1.1 heads and framing, as bytes: which headers pass, and how a request or an answer is written."""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Iterable
+
+Header = tuple[bytes, bytes]  # lower-cased name, value
+
+# RFC 9110 section 7.6.1, plus what the gateway states itself: framing, the host, and an encoding that it can read
+HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+NOT_TO_ENGINE = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
+NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-replica", b"x-kvgate-delivered-tokens"}
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = http.HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
+
+
+STATUS_LINE = {status: _status_line(status) for status in range(200, 600)}
+
+
+def connection_tokens(headers: Iterable[Header]) -> frozenset[bytes]:
+    """Names that a Connection header declares hop by hop, beyond the two everyone sends."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(named - {b"", b"close", b"keep-alive"})
+
+
+def request_head(target: bytes, host: bytes, length: int, request_id: bytes, headers: list[Header]) -> bytes:
+    """The head of a POST to an engine: the client's end-to-end headers in their order, the framing ours."""
+    named = connection_tokens(headers)
+    parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\ncontent-length: %d\r\n" % length]
+    for name, value in headers:
+        if name not in NOT_TO_ENGINE and name not in named:
+            parts += (name, b": ", value, b"\r\n")
+    parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
+    return b"".join(parts)
+
+
+def response_head(status: int, headers: list[Header], extra: Iterable[bytes], keep_alive: bool) -> bytes:
+    """The head of an answer: the engine's end-to-end headers in their order, then whole lines of ours, the framing among them."""
+    parts = [STATUS_LINE.get(status) or _status_line(status)]
+    named = connection_tokens(headers)
+    for name, value in headers:
+        if name not in NOT_TO_CLIENT and name not in named:
+            parts += (name, b": ", value, b"\r\n")
+    parts += extra
+    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(parts)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body. `data` is never empty: that would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
