@@ -19,6 +19,7 @@ from bench.cpu import core_busy_seconds, pinned, tree_cpu_seconds, tree_rss_mb
 from bench.process import ROOT, Child, fetch, free_port
 from bench.stats import cpu_us
 from bench.targets import Target
+from kvgate.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +187,13 @@ class Streams(Phase):
 
     def _load(self, bench: Bench, target: Target, repeat: int) -> dict[str, Any]:
         first = bench.serials(self.concurrency * repeat)
-        command = [
-            sys.executable,
-            "-m",
-            "bench.streams",
-            str(target.port),
-            str(self.concurrency),
-            str(repeat),
-            str(first),
-        ]
+        numbers = (target.port, self.concurrency, repeat, first)
+        command = [sys.executable, "-m", "bench.streams", *map(str, numbers)]
+        limit = repeat * 5 + 60
         with pinned(bench.load_core):
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=True, timeout=repeat * 5 + 60, cwd=ROOT
-            )
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit, cwd=ROOT)
+        if done.returncode != 0:
+            raise SetupError(f"The stream client failed with exit code {done.returncode}.\n{done.stderr[-2000:]}")
         return cast(dict[str, Any], json.loads(done.stdout))
 
 

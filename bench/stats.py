@@ -39,8 +39,8 @@ class Spread:
 
 
 def cpu_us(seconds: float, operations: int) -> float | None:
-    """CPU microseconds for one operation; None where none was done."""
-    return seconds * 1e6 / operations if operations > 0 else None
+    """CPU microseconds for one operation; None where none was done, or a process took its time away by dying."""
+    return seconds * 1e6 / operations if operations > 0 and seconds >= 0 else None
 
 
 def ratios(values: Sequence[float | None], base: Sequence[float | None]) -> list[float | None]:

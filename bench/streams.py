@@ -87,6 +87,10 @@ class Stream(asyncio.Protocol):
             else:
                 self.transport.close()
 
+    @property
+    def open(self) -> bool:
+        return not self._finished.done()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._finished.done():
             self._finished.set_result(None)
@@ -137,9 +141,13 @@ async def run(port: int, count: int, repeat: int, first_serial: int) -> dict[str
             for number in range(count):
                 stream = Stream(port, first_serial + number * repeat, repeat, finished[number])
                 streams.append(stream)
-                await loop.create_connection(partial(_same, stream), LOOPBACK, port)
+                try:
+                    await loop.create_connection(partial(_same, stream), LOOPBACK, port)
+                except OSError:
+                    stream.connection_lost(None)  # its streams are counted as unfinished
             for stream in streams:
-                stream.begin()
+                if stream.open:
+                    stream.begin()
                 await asyncio.sleep(SPAN / count)
             await asyncio.gather(*finished)
     except TimeoutError:

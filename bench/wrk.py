@@ -24,8 +24,8 @@ class Load:
     requests: int
     seconds: float
     failures: dict[str, int]
-    p50_ms: float
-    p99_ms: float
+    p50_ms: float | None
+    p99_ms: float | None
 
     @classmethod
     def parse(cls, text: str) -> Load:
@@ -37,13 +37,16 @@ class Load:
 
 
 def run(url: str, template: Path, concurrency: int, seconds: float, first_serial: int, core: int) -> Load:
-    """Blocks for about `seconds` (wrk knows whole seconds only: they are rounded up)."""
+    """Blocks for about `seconds` (wrk knows whole seconds only: they are rounded up). A target that cannot be reached
+    is a failure like any other, since wrk gives up on it before it measures."""
     whole = max(1, math.ceil(seconds))
     command = [program("wrk"), "-t1", f"-c{concurrency}", f"-d{whole}s", "--timeout", "10s", "-s", str(SCRIPT)]
     command += [url, "--", str(template), payloads.CHAT, str(first_serial)]
     with pinned(core):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=whole + 30)
     lines = [line for line in done.stderr.splitlines() if line.startswith("{")]
+    if "unable to connect" in done.stdout + done.stderr:
+        return Load(0, whole, {"connect": concurrency}, None, None)
     if done.returncode != 0 or not lines:
         raise SetupError(f"wrk failed with exit code {done.returncode}.\n{(done.stdout + done.stderr)[-2000:]}")
     return Load.parse(lines[-1])

@@ -82,6 +82,7 @@ def test_spread_needs_every_round() -> None:
 def test_cost_ratio_and_difference() -> None:
     assert cpu_us(2.0, 100_000) == pytest.approx(20)
     assert cpu_us(2.0, 0) is None
+    assert cpu_us(-0.1, 5) is None
     assert ratios([30.0, 20.0, None, 1.0], [10.0, 10.0, 1.0, 0.0]) == [3.0, 2.0, None, None]
     assert differences([1.5, None], [1.0, 1.0]) == [0.5, None]
 
