@@ -22,16 +22,16 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from kvgate.errors import SetupError
+from server.engines import log
 from server.engines.profiles import EngineCommand, EngineSpec, EventEndpoints
-from server.engines.progress import StartProgress, phase_of
+from server.engines.progress import StartProgress
 
 KEEPER = Path(__file__).with_name("keeper.py")
 START_SECONDS = 600.0
 STOP_SECONDS = 20.0
+ABORT_SECONDS = 5.0  # while it starts there is nothing to finish
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.25
-TAIL_LINES = 20
-TAIL_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RunningEngine:
 
     def exit_text(self) -> str:
         """How it ended, with the last lines of its log."""
-        return "\n".join([_ended(self._process.returncode), *log_tail(self.log_path)])
+        return "\n".join([_ended(self._process.returncode), *log.evidence(self.log_path)])
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """SIGTERM to the group, SIGKILL after `seconds`. Harmless when it is gone."""
@@ -101,7 +101,7 @@ def launch(
     except BaseException:
         # also on Ctrl-C: an engine that nobody waits for must not stay
         progress.clear()
-        _end(process, lifeline, STOP_SECONDS)
+        _end(process, lifeline, ABORT_SECONDS)
         _remove(events_folder)
         raise
     return RunningEngine(
@@ -136,16 +136,6 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def log_tail(path: Path, lines: int = TAIL_LINES) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return []
-    return [f"  {line[:500]}" for line in text.splitlines() if line.strip()][-lines:]
-
-
 def _url(spec: EngineSpec) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(spec.host, spec.host)  # noqa: S104 - read, not bound
     return f"http://{host}:{spec.port}"
@@ -154,24 +144,25 @@ def _url(spec: EngineSpec) -> str:
 def _spawn(
     command: EngineCommand, log_path: Path, events_folder: Path | None
 ) -> tuple[subprocess.Popen[bytes], BinaryIO]:
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        # the owner's only: with request logging turned on it would hold prompts
+        output = os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+    except OSError as error:
+        raise SetupError(f"the engine's log {log_path} cannot be written ({error.strerror}): choose another") from None
     watched, kept = os.pipe()
     lifeline = os.fdopen(kept, "wb", buffering=0)
     try:
-        # the owner's only: with request logging turned on it would hold prompts
-        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
+        with output:
             process = subprocess.Popen(
                 [sys.executable, "-I", str(KEEPER), str(watched), str(events_folder or ""), *command.argv],
                 env=os.environ | dict(command.env),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 pass_fds=(watched,),
             )
-        finally:
-            os.close(log)
     except BaseException:
         lifeline.close()
         raise
@@ -194,20 +185,21 @@ def _wait(
             return seconds
         if seconds > start_seconds:
             raise _failure(f"the engine did not serve within {start_seconds:g} s", log_path)
-        progress.update(seconds, phase_of(log_path.read_text(errors="replace")))
+        progress.update(seconds, log.phase_of(log.read(log_path)))
         time.sleep(POLL_SECONDS)
 
 
 def _failure(sentence: str, log_path: Path) -> SetupError:
-    return SetupError("\n".join([f"{sentence}: see the end of {log_path}", *log_tail(log_path)]))
+    return SetupError("\n".join([f"{sentence}: see the end of {log_path}", *log.evidence(log_path)]))
 
 
 def _serves(spec: EngineSpec) -> bool:
     """Healthy, and it is this model that answers."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the web knows no local engine
     try:
-        with urllib.request.urlopen(f"{_url(spec)}/health", timeout=2.0):  # noqa: S310 - http, built here
+        with direct.open(f"{_url(spec)}/health", timeout=2.0):
             pass
-        with urllib.request.urlopen(f"{_url(spec)}/v1/models", timeout=5.0) as answer:  # noqa: S310
+        with direct.open(f"{_url(spec)}/v1/models", timeout=5.0) as answer:
             models = json.load(answer)["data"]
     except urllib.error.HTTPError as error:
         error.close()

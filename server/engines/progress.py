@@ -6,21 +6,6 @@ from typing import TextIO
 
 LINE_SECONDS = 5.0  # between two lines where nobody watches, as in CI
 
-# the latest phase whose words occur in the log; in the order in which vLLM goes through them
-_PHASES = (
-    ("loading vLLM", ""),
-    ("reading the model's configuration", "non-default args"),
-    ("starting the engine process", "Initializing a V1 LLM engine"),
-    ("loading the weights", "Starting to load model"),
-    ("allocating the KV cache", "Loading weights took"),
-    ("starting the API server", "KV cache size"),
-    ("answering the first request", "Application startup complete"),
-)
-
-
-def phase_of(log: str) -> str:
-    return next(name for name, words in reversed(_PHASES) if words in log)
-
 
 class StartProgress:
     """On a terminal one line that is rewritten; elsewhere a line every LINE_SECONDS, and one when it is over."""
