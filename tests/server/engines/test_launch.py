@@ -20,6 +20,7 @@ from kvgate.errors import SetupError
 from server.engines.launch import RunningEngine, free_port, launch
 from server.engines.profiles import EngineCommand, EngineSpec, EventEndpoints
 from server.engines.progress import StartProgress
+from tests.server.engines.processes import running
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 ROOT = Path(__file__).parents[3]
@@ -56,12 +57,6 @@ class Fake:
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
     return Fake(tmp_path)
-
-
-def running(pid: int) -> bool:
-    """Zombies do not count: who reaps an orphan depends on the machine."""
-    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(state.strip()) and not state.startswith("Z")
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
