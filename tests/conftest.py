@@ -12,16 +12,19 @@ def in_ci() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 
-def pytest_collectreport(report: pytest.CollectReport) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A module that skips itself as a whole."""
+    report = yield
     if in_ci() and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that skips itself. An expected failure is not a skip."""
+    """A test that skips itself, or is marked so. An expected failure is no skip."""
     report = yield
     if in_ci() and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
