@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -36,8 +36,7 @@ ROUTES: dict[bytes, Route] = {
 _JSON_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object", bool: "a boolean"}
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """What the gateway knows of an admitted request. `model` is the served name, `stream` what the client asked for."""
 
     model: str

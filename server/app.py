@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,7 +16,6 @@ from starlette.exceptions import HTTPException
 from kvgate import __version__
 from kvgate.errors import Problem
 from server.admission import ROUTES, Route
-from server.exchange.exchange import new_request_id
 from server.gateway import Gateway
 from server.watch import Watcher
 
@@ -49,10 +49,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(Exception, _fault)
+    _answer_errors(app, gateway)
 
     @app.get("/health/live", tags=["operations"], summary="The process runs")
     async def live() -> dict[str, str]:
@@ -112,42 +109,39 @@ def _declare(app: FastAPI, route: Route) -> None:
     )(proxied)
 
 
-def _respond(problem: Problem) -> Response:
-    headers = {"x-request-id": new_request_id().decode("ascii")}
-    if problem.retry_after is not None:
-        headers["retry-after"] = str(problem.retry_after)
-    return Response(problem.body(), status_code=problem.status, headers=headers, media_type="application/json")
+def _answer_errors(app: FastAPI, gateway: Gateway) -> None:
+    """Errors of the gateway's own routes, in OpenAI's shape."""
 
+    def respond(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
+        given = {"x-request-id": gateway.new_id().decode("ascii"), **(headers or {})}
+        if problem.retry_after is not None:
+            given["retry-after"] = str(problem.retry_after)
+        return Response(problem.body(), status_code=problem.status, headers=given, media_type="application/json")
 
-async def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return _respond(error)
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> Response:
+        return respond(error)
 
+    @app.exception_handler(HTTPException)
+    async def http_exception(request: Request, error: HTTPException) -> Response:
+        message = "There is no such path here." if error.status_code == 404 else str(error.detail)
+        return respond(Problem(error.status_code, _CODES.get(error.status_code, "http_error"), message), error.headers)
 
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = "There is no such path here." if error.status_code == 404 else str(error.detail)
-    response = _respond(Problem(error.status_code, _CODES.get(error.status_code, "http_error"), message))
-    if error.headers:
-        response.headers.update(error.headers)
-    return response
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return respond(Problem(400, "invalid_request", "The request's parameters are not valid."))
 
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    return _respond(Problem(400, "invalid_request", "The request's parameters are not valid."))
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    return _respond(Problem(500, "internal_error", "The gateway failed."))
+    @app.exception_handler(Exception)
+    async def fault(request: Request, error: Exception) -> Response:
+        return respond(Problem(500, "internal_error", "The gateway failed."))
 
 
 async def _sweep(gateway: Gateway) -> None:
     """Looks at every client connection a few times within the shortest time-out, at most once a second otherwise."""
     s = gateway.settings
     shortest = min(s.first_byte_timeout, s.idle_timeout, s.header_timeout, s.body_timeout, s.keep_alive_timeout, 4.0)
-    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(shortest / 4)
-        now = loop.time()
+        now = monotonic()
         for connection in list(gateway.connections):
             connection.sweep(now)

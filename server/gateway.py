@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
 
 
+class RequestIds:
+    """Ids that nobody else gives: a random part for the process, and a count. (Random bytes for each cost a system call.)"""
+
+    def __init__(self) -> None:
+        self._prefix = f"req-{secrets.token_hex(8)}-"
+        self._count = itertools.count(1)
+
+    def __call__(self) -> bytes:
+        return f"{self._prefix}{next(self._count):x}".encode("ascii")
+
+
 @dataclass(slots=True)
 class Gateway:
     """One gateway, one process. `connections` are the open client connections, for the sweep of their deadlines."""
@@ -25,6 +38,7 @@ class Gateway:
     metrics: GatewayMetrics
     replicas: ReplicaSet
     draining: bool = False
+    new_id: RequestIds = field(default_factory=RequestIds)
     connections: set[ClientConnection] = field(default_factory=set)
 
     @classmethod

@@ -55,10 +55,12 @@ class Replica:
     up: bool = False
     inflight: int = 0
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    name: str = field(init=False)
+    header: bytes = field(init=False)  # the line that names it in an answer
 
-    @property
-    def name(self) -> str:
-        return self.url.name
+    def __post_init__(self) -> None:
+        self.name = self.url.name
+        self.header = b"x-kvgate-replica: %b\r\n" % self.name.encode("ascii")
 
 
 class ReplicaSet:

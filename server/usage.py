@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 # Structural: inside a JSON string the quotes would be escaped, so text that a model writes can never match.
-USAGE = re.compile(rb'"usage"\s*:\s*\{')
+USAGE = re.compile(
+    rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})'
+)  # its objects nest once, its strings hold no braces
 _NAME = b'"usage"'
-_DECODER = json.JSONDecoder()
-_LONGEST = 16 * 1024  # bytes of a usage object that are looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one request as the engine reports them; None is unknown."""
 
     prompt: int | None
@@ -36,10 +33,9 @@ def read_usage(data: bytes) -> Usage | None:
         at = data.rfind(_NAME, 0, at)
     if at < 0 or found is None:
         return None
-    start = found.end() - 1
     try:
-        usage, _ = _DECODER.raw_decode(data[start : start + _LONGEST].decode("utf-8", "replace"))
-    except ValueError:
+        usage = orjson.loads(found[1])
+    except orjson.JSONDecodeError:
         return None
     details = usage.get("prompt_tokens_details")
     return Usage(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvgate.errors import Problem
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 CLIENT_GONE = 499
 NEVER = float("inf")
 _SAFE_ID = re.compile(rb"[!-~]{1,128}\Z")
-
-
-def new_request_id() -> bytes:
-    return b"req-" + secrets.token_hex(12).encode("ascii")
 
 
 class _NobodyWaits:
@@ -65,6 +61,7 @@ class Exchange:
         "_replica",
         "_reused",
         "_route",
+        "_series",
         "_size",
         "_stalled",
         "_status",
@@ -102,6 +99,7 @@ class Exchange:
         self._problem: Problem | None = None  # to be answered when the turn comes
         self._ready_at = 0.0
         self._admission: Admission | None = None
+        self._series: Series = client.gateway.metrics.series(route.label, OTHER, "default")  # until it is admitted
 
         self._tried: list[Replica] = []
         self._replica: Replica | None = None
@@ -179,7 +177,7 @@ class Exchange:
     # -- to the engine
 
     def _dispatch(self) -> None:
-        self._ready_at = self._loop.time()
+        self._ready_at = monotonic()
         self._choose_id()
         body = self._body
         assert body is not None
@@ -188,6 +186,7 @@ class Exchange:
             self._fail(admission)
             return
         self._admission = admission
+        self._series = self._gateway.metrics.series(self._route.label, admission.model, admission.tenant)
         self._try_next()
 
     def _choose_id(self) -> None:
@@ -195,7 +194,7 @@ class Exchange:
             if name == b"x-request-id" and _SAFE_ID.match(value):
                 self.request_id = value
                 return
-        self.request_id = new_request_id()
+        self.request_id = self._gateway.new_id()
 
     def _try_next(self, failed: Replica | None = None) -> None:
         """Takes the next replica, after `failed` if one did; answers 503 where none is left."""
@@ -210,7 +209,7 @@ class Exchange:
         self._tried.append(replica)
         self._replica = replica
         replica.inflight += 1
-        connection = replica.pool.take(self._ready_at)
+        connection = replica.pool.take()
         if connection is not None:
             self._reused = True
             self._send(connection)
@@ -238,9 +237,9 @@ class Exchange:
         assert replica is not None
         assert body is not None
         self._connection = connection
-        now = self._loop.time()
+        now = monotonic()
         self.deadline = now + self._gateway.settings.first_byte_timeout
-        self._series().overhead.observe(now - self._ready_at)
+        self._series.overhead.observe(now - self._ready_at)
         head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, self._headers)
         connection.send(self, head, body)
 
@@ -250,9 +249,9 @@ class Exchange:
         replica = self._replica
         assert replica is not None
         settings = self._gateway.settings
-        self.deadline = self._loop.time() + settings.idle_timeout
+        self.deadline = monotonic() + settings.idle_timeout
         self._status = status
-        extra = [b"x-request-id: ", self.request_id, b"\r\nx-kvgate-replica: ", replica.name.encode("ascii"), b"\r\n"]
+        extra = [b"x-request-id: ", self.request_id, b"\r\n", replica.header]
         for name, value in headers:
             if name == b"content-type" and value.startswith(b"text/event-stream"):
                 self._events = EventBuffer()
@@ -287,7 +286,7 @@ class Exchange:
     # -- to the client
 
     def _relay_events(self, buffer: EventBuffer, data: bytes, last: bool) -> None:
-        self.deadline = self._loop.time() + self._gateway.settings.idle_timeout
+        self.deadline = monotonic() + self._gateway.settings.idle_timeout
         try:
             whole = buffer.take(data)
         except OverflowError:
@@ -300,7 +299,7 @@ class Exchange:
                 self._usage_bytes = whole
             if not self._content_seen and any(map(has_content, events(whole))):
                 self._content_seen = True
-                self._series().ttft.observe(self._loop.time() - self._ready_at)
+                self._series.ttft.observe(monotonic() - self._ready_at)
         if whole or last:
             self._answer.write(whole, last)
         if last:
@@ -310,7 +309,7 @@ class Exchange:
         held = self._held
         held += data
         if not last:
-            self.deadline = self._loop.time() + self._gateway.settings.idle_timeout
+            self.deadline = monotonic() + self._gateway.settings.idle_timeout
             if len(held) > self._gateway.settings.max_held_bytes:  # too large to wait for: from here on as it comes
                 self._holding = False
                 self._answer.head(self._status, self._answer_headers, self._answer_lines, None)
@@ -321,7 +320,7 @@ class Exchange:
         usage = read_usage(body)
         extra = self._answer_lines
         if usage is not None:
-            self._series().used(usage)
+            self._series.used(usage)
             if usage.cached is not None:
                 extra.append(b"x-kvgate-delivered-tokens: %d\r\n" % usage.cached)
         self._answer.head(self._status, self._answer_headers, extra, len(body))
@@ -329,7 +328,7 @@ class Exchange:
         self._finish(self._status)
 
     def _relay(self, data: bytes, last: bool) -> None:
-        self.deadline = self._loop.time() + self._gateway.settings.idle_timeout
+        self.deadline = monotonic() + self._gateway.settings.idle_timeout
         self._answer.write(data, last)
         if USAGE.search(data):
             self._usage_bytes = data
@@ -378,10 +377,9 @@ class Exchange:
             self._connection.abort()
             self._connection = None
         self._leave_replica()
-        series = self._series()
         if self._usage_bytes and (usage := read_usage(self._usage_bytes)):
-            series.used(usage)
-        series.finished(code, self._loop.time() - self._ready_at if self._ready_at else None)
+            self._series.used(usage)
+        self._series.finished(code, monotonic() - self._ready_at if self._ready_at else None)
         self._body = None
         self._held.clear()
         if not self.disconnected:
@@ -391,12 +389,6 @@ class Exchange:
         if self._replica is not None:
             self._replica.inflight -= 1
             self._replica = None
-
-    def _series(self) -> Series:
-        admission = self._admission
-        if admission is None:
-            return self._gateway.metrics.series(self._route.label, OTHER, "default")
-        return self._gateway.metrics.series(self._route.label, admission.model, admission.tenant)
 
     # -- backpressure: a client that reads slowly slows its engine connection, never the gateway's memory
 
@@ -410,5 +402,5 @@ class Exchange:
         """The client reads again."""
         if self._connection is not None:
             self._stalled = False
-            self.deadline = self._loop.time() + self._gateway.settings.idle_timeout
+            self.deadline = monotonic() + self._gateway.settings.idle_timeout
             self._connection.resume()

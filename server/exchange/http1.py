@@ -24,6 +24,8 @@ HOP_BY_HOP = frozenset(
 NOT_TO_ENGINE = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
 NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-replica", b"x-kvgate-delivered-tokens"}
 
+_USUAL = (b"keep-alive", b"Keep-Alive", b"close")  # what a Connection header nearly always says
+
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -39,36 +41,49 @@ def _status_line(status: int) -> bytes:
 STATUS_LINE = {status: _status_line(status) for status in range(200, 600)}
 
 
-def connection_tokens(headers: Iterable[Header]) -> frozenset[bytes]:
+def connection_tokens(value: bytes) -> frozenset[bytes]:
     """Names that a Connection header declares hop by hop, beyond the two everyone sends."""
-    named: set[bytes] = set()
+    return frozenset(token.strip().lower() for token in value.split(b",")) - {b"", b"close", b"keep-alive"}
+
+
+def _lines(headers: list[Header], dropped: frozenset[bytes]) -> list[bytes]:
+    """The header lines that pass, in their order."""
+    lines: list[bytes] = []
     for name, value in headers:
-        if name == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return frozenset(named - {b"", b"close", b"keep-alive"})
+        if name not in dropped:
+            lines += (name, b": ", value, b"\r\n")
+        elif name == b"connection" and value not in _USUAL and (named := connection_tokens(value)) - dropped:
+            return _lines(headers, dropped | named)
+    return lines
 
 
 def request_head(target: bytes, host: bytes, length: int, request_id: bytes, headers: list[Header]) -> bytes:
     """The head of a POST to an engine: the client's end-to-end headers in their order, the framing ours."""
-    named = connection_tokens(headers)
-    parts = [b"POST ", target, b" HTTP/1.1\r\nhost: ", host, b"\r\ncontent-length: %d\r\n" % length]
-    for name, value in headers:
-        if name not in NOT_TO_ENGINE and name not in named:
-            parts += (name, b": ", value, b"\r\n")
-    parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
-    return b"".join(parts)
+    return b"".join(
+        (
+            b"POST ",
+            target,
+            b" HTTP/1.1\r\nhost: ",
+            host,
+            b"\r\ncontent-length: %d\r\n" % length,
+            *_lines(headers, NOT_TO_ENGINE),
+            b"x-request-id: ",
+            request_id,
+            b"\r\n\r\n",
+        )
+    )
 
 
 def response_head(status: int, headers: list[Header], extra: Iterable[bytes], keep_alive: bool) -> bytes:
     """The head of an answer: the engine's end-to-end headers in their order, then whole lines of ours, the framing among them."""
-    parts = [STATUS_LINE.get(status) or _status_line(status)]
-    named = connection_tokens(headers)
-    for name, value in headers:
-        if name not in NOT_TO_CLIENT and name not in named:
-            parts += (name, b": ", value, b"\r\n")
-    parts += extra
-    parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-    return b"".join(parts)
+    return b"".join(
+        (
+            STATUS_LINE.get(status) or _status_line(status),
+            *_lines(headers, NOT_TO_CLIENT),
+            *extra,
+            b"\r\n" if keep_alive else b"connection: close\r\n\r\n",
+        )
+    )
 
 
 def chunk(data: bytes) -> bytes:

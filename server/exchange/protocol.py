@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import urllib.parse
+from time import monotonic
 from typing import Any, cast
 
 import httptools
@@ -20,7 +21,7 @@ from uvicorn.server import ServerState
 from kvgate.errors import Problem
 from server.admission import ROUTES, Route
 from server.exchange.answer import AnswerWriter
-from server.exchange.exchange import NEVER, Exchange, new_request_id
+from server.exchange.exchange import NEVER, Exchange
 from server.gateway import Gateway
 
 LINGER_SECONDS = 2.0  # for a client that is still sending what was refused, so that it can read why
@@ -31,7 +32,7 @@ logger = logging.getLogger("kvgate")
 
 
 class ClientConnection(HttpToolsProtocol):
-    """One client's connection. `deadline` (loop time, seconds) is when its patience for the client ends."""
+    """One client's connection. `deadline` (monotonic seconds) is when its patience for the client ends."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.gateway.connections.add(self)
-        self.deadline = self.loop.time() + self.gateway.settings.header_timeout
+        self.deadline = monotonic() + self.gateway.settings.header_timeout
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.connections.discard(self)
@@ -72,9 +73,9 @@ class ClientConnection(HttpToolsProtocol):
             return
         settings = self.gateway.settings
         if not self._in_head:
-            self.deadline = self.loop.time() + settings.body_timeout
+            self.deadline = monotonic() + settings.body_timeout
         elif self._head_bytes == 0:
-            self.deadline = self.loop.time() + settings.header_timeout
+            self.deadline = monotonic() + settings.header_timeout
         self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -113,8 +114,12 @@ class ClientConnection(HttpToolsProtocol):
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # a trailer is no header
-            super().on_header(name, value)
+        if not self._in_head:  # a trailer is no header
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -126,7 +131,7 @@ class ClientConnection(HttpToolsProtocol):
             if size > limit:
                 raise _Refused(self._head_too_large())
         self._head_bytes = 0
-        self.deadline = self.loop.time() + self.gateway.settings.body_timeout
+        self.deadline = monotonic() + self.gateway.settings.body_timeout
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem(400, "too_many_pipelined", "Too many requests are pipelined on one connection."))
         found = find_route(self.parser.get_method(), self.url)
@@ -226,16 +231,16 @@ class ClientConnection(HttpToolsProtocol):
         ):
             # Closing while bytes are unread would reset the connection, and the client might never see the answer
             self.transport.write_eof()
-            self.deadline = self.loop.time() + LINGER_SECONDS
+            self.deadline = monotonic() + LINGER_SECONDS
         else:
             self.transport.close()
-            self.deadline = self.loop.time() + self.gateway.settings.idle_timeout
+            self.deadline = monotonic() + self.gateway.settings.idle_timeout
 
     def on_response_complete(self) -> None:
         """As uvicorn's, with the sweep in place of a timer for each request."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self.deadline = self.loop.time() + self.gateway.settings.idle_timeout
+            self.deadline = monotonic() + self.gateway.settings.idle_timeout
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -246,7 +251,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def _wait_for_next(self) -> None:
         if self._in_head and self._head_bytes == 0 and (self.cycle is None or self.cycle.response_complete):
-            self.deadline = self.loop.time() + self.gateway.settings.keep_alive_timeout
+            self.deadline = monotonic() + self.gateway.settings.keep_alive_timeout
 
     # -- what is refused, and what takes too long
 
@@ -269,10 +274,10 @@ class ClientConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
         elif not self.transport.is_closing():
             answer = AnswerWriter(self.transport, http10=False, keep_alive=False)
-            answer.problem(problem, "openai", new_request_id())
+            answer.problem(problem, "openai", self.gateway.new_id())
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-                self.deadline = self.loop.time() + LINGER_SECONDS
+                self.deadline = monotonic() + LINGER_SECONDS
             else:
                 self.transport.close()
 

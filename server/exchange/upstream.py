@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from time import monotonic
 from typing import Protocol, cast
 
 import httptools
@@ -220,9 +221,9 @@ class EnginePool:
         self._idle: list[EngineConnection] = []
         self.host_header = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}").encode("ascii")
 
-    def take(self, now: float) -> EngineConnection | None:
-        """A connection that waits, or None. `now` is the loop's time in seconds."""
-        idle = self._idle
+    def take(self) -> EngineConnection | None:
+        """A connection that waits, or None."""
+        idle, now = self._idle, monotonic()
         while idle:
             connection = idle.pop()
             if connection.usable and now - connection.idle_since < IDLE_SECONDS:
@@ -244,7 +245,7 @@ class EnginePool:
         if len(self._idle) >= MAX_IDLE and connection.transport is not None:
             connection.transport.close()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = monotonic()
         self._idle.append(connection)
 
     def forget(self, connection: EngineConnection) -> None:
