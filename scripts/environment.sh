@@ -78,21 +78,33 @@ stamp() {
     mv "$1.new" "$1"
 }
 
-# Debian and Ubuntu ship Python without ensurepip. Installed for root only; anyone else is told the command.
+# A package of Debian or Ubuntu, and why. Installed for root only; anyone else is told the command.
+install_debian() {
+    local package=$1 why=$2
+    if ! command -v apt-get >/dev/null; then
+        fail "$why: install what your system calls Debian's $package, then run this again"
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        fail "$why: run 'sudo apt-get install $package', then this again"
+    fi
+    say "$why: installing the Debian package $package"
+    apt-get update -qq >&2 || fail "apt-get update failed: install $package yourself, then run this again"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >&2 ||
+        fail "apt-get install $package failed: install it yourself, then run this again"
+}
+
+need_library() {
+    local python=$1 library=$2 package=$3
+    "$python" -c 'import ctypes, sys; ctypes.CDLL(sys.argv[1])' "$library" 2>/dev/null ||
+        install_debian "$package" "the library $library is missing"
+}
+
+# Debian and Ubuntu ship Python without ensurepip
 make_venv() {
-    local python=$1 folder=$2 package
+    local python=$1 folder=$2
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
-        if ! command -v apt-get >/dev/null; then
-            fail "$python has no module ensurepip: install the venv package of your system's Python"
-        fi
-        if [ "$(id -u)" != 0 ]; then
-            fail "$python has no module ensurepip: run 'sudo apt-get install $package', then this again"
-        fi
-        say "installing the Debian package $package, which Python's venv needs"
-        apt-get update -qq >&2 || fail "apt-get update failed: install $package yourself, then run this again"
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$package" >&2 ||
-            fail "apt-get install $package failed: install it yourself, then run this again"
+        install_debian "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" \
+            "$python cannot make an environment (it has no ensurepip)"
     fi
     rm -rf "$folder"
     "$python" -m venv "$folder" || fail "python -m venv $folder failed: see the lines above"
