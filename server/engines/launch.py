@@ -23,8 +23,11 @@ from typing import BinaryIO, Self
 
 from kvgate.errors import SetupError
 from server.engines import log
+from server.engines.log import log_tail
 from server.engines.profiles import EngineCommand, EngineSpec, EventEndpoints
 from server.engines.progress import StartProgress
+
+__all__ = ["RunningEngine", "check_port", "free_port", "launch", "log_tail"]
 
 KEEPER = Path(__file__).with_name("keeper.py")
 START_SECONDS = 600.0

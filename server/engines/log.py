@@ -40,6 +40,11 @@ def phase_of(text: str) -> str:
     return next(name for name, words in reversed(_PHASES) if words in text)
 
 
+def log_tail(path: Path) -> list[str]:
+    """The last lines that are not blank, indented, to follow an error's sentence."""
+    return _tail(read(path))
+
+
 def evidence(path: Path) -> list[str]:
     """The errors that the log names, the first of which is the cause, then its last lines.
 
@@ -47,9 +52,11 @@ def evidence(path: Path) -> list[str]:
     """
     text = read(path)
     causes = dict.fromkeys(cause[:LINE_LENGTH] for cause in _CAUSE.findall(text))
-    tail = [line[:LINE_LENGTH] for line in text.splitlines() if line.strip()][-TAIL_LINES:]
-    shown = [cause for cause in list(causes)[:3] if cause not in tail]
-    lines = [f"  {line}" for line in shown]
-    if shown and tail:
-        lines.append("  ...")
-    return lines + [f"  {line}" for line in tail]
+    tail = _tail(text)
+    shown = [f"  {cause}" for cause in list(causes)[:3]]
+    shown = [cause for cause in shown if cause not in tail]
+    return [*shown, "  ...", *tail] if shown else tail
+
+
+def _tail(text: str) -> list[str]:
+    return [f"  {line[:LINE_LENGTH]}" for line in text.splitlines() if line.strip()][-TAIL_LINES:]
