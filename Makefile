@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help demo setup test test-fast check format bench lock clean
+.PHONY: help demo setup test test-fast check docs format bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ check: ## format, lint, types, and documents in step with the code
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@if [ -d tests/docs ]; then $(BIN)/python -m pytest -q tests/docs; fi
+
+docs: ## write the pages of docs/ that are made from the code
+	@scripts/setup dev
+	@$(BIN)/python docs/pages.py
 
 format: ## put the code into shape
 	@scripts/setup dev

@@ -36,6 +36,17 @@ class Distribution:
         self._counts[bisect_left(self._edges, seconds)] += 1
         self._sum += seconds
 
+    def add(self, other: Distribution) -> None:
+        """Takes in what `other`, of the same edges, has counted."""
+        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
+
+    def copy(self) -> Distribution:
+        """One of the same edges and counts."""
+        copy = Distribution(self._edges)
+        copy.add(self)
+        return copy
+
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         total, buckets = 0, []
         for edge, count in zip((*map(repr, map(float, self._edges)), "+Inf"), self._counts, strict=True):
@@ -161,9 +172,16 @@ class GatewayMetrics(Collector):
 
 
 def _histogram(name: str, text: str, parts: Iterable[tuple[tuple[str, str], Distribution]]) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, text, labels=("route", "model"))
+    """Summed over tenants: buckets for each of them would be many series for little."""
+    sums: dict[tuple[str, str], Distribution] = {}
     for labels, distribution in parts:
-        distribution.add_to(family, labels)
+        if labels in sums:
+            sums[labels].add(distribution)
+        else:
+            sums[labels] = distribution.copy()
+    family = HistogramMetricFamily(name, text, labels=("route", "model"))
+    for labels, total in sums.items():
+        total.add_to(family, labels)
     return family
 
 
