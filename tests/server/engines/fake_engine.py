@@ -33,7 +33,10 @@ def main(port: int, behaviour: str) -> None:
     if behaviour == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print(f"child {child.pid} TOKEN={os.environ.get('FAKE_TOKEN')} FLAG={os.environ.get('FAKE_FLAG')}", flush=True)
+    print(
+        f"engine {os.getpid()} child {child.pid} TOKEN={os.environ.get('FAKE_TOKEN')} FLAG={os.environ.get('FAKE_FLAG')}",
+        flush=True,
+    )
     if behaviour == "silent":
         time.sleep(600)
     if behaviour == "slow":
