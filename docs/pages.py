@@ -10,6 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvgate.cli import build_parser
+from kvgate.commands.serve import SETTINGS_GROUP
 from kvgate.settings import SETTINGS, Settings
 from server.gateway import Gateway
 from server.usage import Usage
@@ -19,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 def settings() -> str:
     """docs/settings.md"""
-    rows = [f"| `{s.flag}` | `{s.env}` | {s.kind.__name__} | `{s.default}` | {s.help} |" for s in SETTINGS]
+    rows = [f"| `{s.flag} {s.unit}` | `{s.env}` | `{s.default}` | {s.help} |" for s in SETTINGS]
     return "\n".join(
         (
             "# Settings of the gateway",
@@ -27,9 +28,11 @@ def settings() -> str:
             "Made from the settings table by `make docs`. The command line comes before the environment, the environment before",
             "the default. A wrong value ends the start with exit code 2 and names its source.",
             "",
-            "| option | environment | type | default | meaning |",
-            "|---|---|---|---|---|",
+            "| option | environment | default | meaning |",
+            "|---|---|---|---|",
             *rows,
+            "",
+            "`--insecure-no-auth` allows a bind that is not loopback although there are no keys.",
             "",
             "Engines are given by `--engine URL`, repeated, or by `KVGATE_ENGINES`, separated by commas.",
             "",
@@ -76,8 +79,13 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """A row for each argument. (Not argparse's own help text: its layout differs between Python versions.)"""
+    settings = {id(a) for g in parser._action_groups if g.title == SETTINGS_GROUP for a in g._group_actions}
+    if settings:
+        yield "| | all [settings of the gateway](settings.md) |"
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction | argparse._HelpAction | argparse._VersionAction):
+            continue
+        if id(action) in settings:
             continue
         name = " ".join(filter(None, (", ".join(action.option_strings), _value(action))))
         text = (action.help or "") % {"default": action.default, "prog": parser.prog}
@@ -89,7 +97,7 @@ def _value(action: argparse.Action) -> str:
         return ""
     if isinstance(action.metavar, str):
         return action.metavar
-    return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
+    return " or ".join(map(str, action.choices)) if action.choices else action.dest.upper()
 
 
 def commands() -> str:

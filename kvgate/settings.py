@@ -31,6 +31,15 @@ class Setting:
     def env(self) -> str:
         return "KVGATE_" + self.name.upper()
 
+    @property
+    def unit(self) -> str:
+        """What stands for the value in help texts."""
+        if self.name.endswith(("_timeout", "_interval")):
+            return "SECONDS"
+        if self.name.endswith("_bytes"):
+            return "BYTES"
+        return "TEXT" if self.kind is str else "N"
+
     def parse(self, text: str, source: str) -> Any:
         try:
             value = self.kind(text)

@@ -12,6 +12,8 @@ from server.run import run_gateway
 
 __all__ = ["add_parser", "add_settings", "read_settings", "run", "run_gateway"]
 
+SETTINGS_GROUP = "settings of the gateway"
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("serve", help="the gateway alone", description=__doc__, allow_abbrev=False)
@@ -27,10 +29,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """One option for each row of the settings table, and the switch that allows an open bind."""
+    group = parser.add_argument_group(SETTINGS_GROUP)
     for setting in SETTINGS:
         text = f"{setting.help} (default {setting.default}; environment {setting.env})".replace("%", "%%")
-        parser.add_argument(setting.flag, metavar=setting.kind.__name__.upper(), help=text)
-    parser.add_argument(
+        group.add_argument(setting.flag, metavar=setting.unit, help=text)
+    group.add_argument(
         "--insecure-no-auth", action="store_true", help="serve without keys on an address that is not loopback"
     )
 
