@@ -19,15 +19,17 @@ from kvgate.commands.loadtest import execute
 from kvgate.errors import SetupError
 from loadtest.client import Target
 from loadtest.limits import Limits
+from loadtest.outcome import Arm
 from loadtest.plan import Plan, Shape, make_plan
 from loadtest.progress import Progress
 from loadtest.run import Runner
 from loadtest.schedule import ClosedLoop
-from server.engines.launch import free_port, log_tail
+from server.engines.launch import free_port
+from server.engines.log import log_tail
 from server.engines.local import EngineRequest, start_engine
 from server.engines.progress import StartProgress
 
-ORDER = ("off", "on", "on", "off")
+ORDER: tuple[Arm, ...] = ("off", "on", "on", "off")
 IN_FLIGHT = 8
 READY_SECONDS = 60.0
 DRAIN_SECONDS = 10.0
@@ -56,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     progress, began = Progress.on_stderr(), time.monotonic()
     with (
         sigterm_interrupts(),
-        # 512 MiB would do; the profile's own size leaves room for the off arm without a queue for memory
         start_engine(
             EngineRequest(profile="cpu"),
             log_path=out / "engine.log",
