@@ -8,7 +8,7 @@ KvgateError
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
@@ -53,7 +53,8 @@ class Problem(KvgateError):
     """An HTTP answer that the gateway gives itself.
 
     status: HTTP status. code: a stable machine word. message: one sentence for a person, never text that the user typed
-    into a prompt. param: the JSON field at fault. retry_after: seconds, sent as Retry-After.
+    into a prompt. param: the JSON field at fault. retry_after: seconds, sent as Retry-After. reason: a machine word for what
+    was short (a limit, a queue), sent as x-kvgate-reason.
     """
 
     status: int
@@ -61,6 +62,7 @@ class Problem(KvgateError):
     message: str
     param: str | None = None
     retry_after: int | None = None
+    reason: str | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
