@@ -12,7 +12,6 @@ import orjson
 from kvgate.errors import SetupError
 from loadtest.exposition import Sample, samples, total
 
-_SETTLE_S = 0.2
 _IDLE_TIMEOUT_S = 120.0
 
 
@@ -44,10 +43,20 @@ class Counters:
 
 
 class Engine:
-    """The engines behind a target, by their metrics pages (none: everything about them is unknown)."""
+    """The engines behind a target, by their metrics pages (none: everything about them is unknown).
 
-    def __init__(self, session: aiohttp.ClientSession, metrics_urls: Sequence[str], engine_url: str | None) -> None:
+    settle_s: seconds between two looks at counters that must not move; longer than a step of the engine.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        metrics_urls: Sequence[str],
+        engine_url: str | None,
+        settle_s: float = 0.2,
+    ) -> None:
         self._session = session
+        self._settle_s = settle_s
         self._urls = tuple(metrics_urls)
         first = self._urls[0].removesuffix("/metrics") if self._urls else None
         self._engine_url = engine_url or first
@@ -90,7 +99,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         deadline, last = loop.time() + _IDLE_TIMEOUT_S, await self.counters()
         while last is not None:
-            await asyncio.sleep(_SETTLE_S)
+            await asyncio.sleep(self._settle_s)
             now = await self.counters()
             if now == last and now.idle:
                 return now

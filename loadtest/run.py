@@ -77,6 +77,7 @@ class Runner:
         blocks: Sequence[Arm] = ("off", "on", "on", "off"),
         progress: Progress | None = None,
         salts: SaltSource = fresh_salt,
+        settle_s: float = 0.2,
     ) -> None:
         self._plan = plan
         self._target = target
@@ -85,6 +86,7 @@ class Runner:
         self._arms = tuple(blocks)
         self._progress = progress or Progress()
         self._salts = salts
+        self._settle_s = settle_s
         self._loader = Loader(plan, "", salts)
         self._blocks: list[Block] = []
         self._canaries: list[Canary] = []
@@ -93,7 +95,7 @@ class Runner:
         async with Client(self._target) as client:
             model = choose(await served_models(client.session, self._target.url), self._target.model, self._plan)
             self._loader = Loader(self._plan, model, self._salts)
-            engine = Engine(client.session, self._metrics, self._engine_url)
+            engine = Engine(client.session, self._metrics, self._engine_url, self._settle_s)
             facts = await engine.facts(model)
             if "unloaded" in self._plan.shapes:
                 await self._warm_up(client, "unloaded")

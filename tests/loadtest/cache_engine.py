@@ -118,7 +118,7 @@ class CacheEngine:
         self._cached_total += cached + faults.counter_off_by
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        tokens = body["max_tokens"] + faults.output_off_by
+        tokens = max(1, body["max_tokens"] + faults.output_off_by)
         usage: dict[str, Any] = {"prompt_tokens": len(ids) + faults.prompt_off_by, "completion_tokens": 0}
         for n in range(tokens):
             if faulty and faults.break_after == n:
