@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import orjson
 import pytest
 
 from kvgate.errors import SetupError, UsageError
+from loadtest import report, result, table
 from loadtest.arms import blocks_of, fresh_salt
 from loadtest.client import Target
+from loadtest.engine import EngineFacts
+from loadtest.gates import judge
+from loadtest.limits import Limits
 from loadtest.plan import Plan, Shape, make_plan
-from loadtest.run import Runner
-from loadtest.schedule import OpenLoop
+from loadtest.run import Run, Runner
+from loadtest.schedule import ClosedLoop, OpenLoop
 from tests.loadtest.cache_engine import CacheEngine, Faults
 from tests.loadtest.conftest import Measure
 
@@ -188,3 +195,40 @@ def test_orders() -> None:
     for wrong in ("", "ABC", "AA"):
         with pytest.raises(ValueError, match="order"):
             blocks_of(("off", "on"), wrong)
+
+
+async def test_results_follow_the_published_schema(measure: Measure, small_plan: MakePlan) -> None:
+    schema = orjson.loads((Path(__file__).parents[2] / "docs" / "loadtest-result.schema.json").read_bytes())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    async with CacheEngine() as engine:
+        full, _ = await measure(engine, small_plan())
+        part, _ = await measure(engine, small_plan(unloaded=0), blocks=("on",), metrics=False)
+    for document in (full, part):
+        jsonschema.validate(orjson.loads(result.to_bytes(document)), schema, jsonschema.Draft202012Validator)
+
+
+async def test_the_report_stands_alone_and_says_the_verdict_first(measure: Measure, small_plan: MakePlan) -> None:
+    async with CacheEngine() as engine:
+        good, run = await measure(engine, small_plan())
+        engine.faults = Faults(counter_off_by=16)
+        bad, bad_run = await measure(engine, small_plan())
+    page, bad_page = report.render(good, run), report.render(bad, bad_run)
+    for text in (page, bad_page):
+        assert not re.search(r"(src|href)=|https?:|@import|url\(|<script", text)
+    assert page.index("VALID") < page.index("class='card'")
+    assert "Do not use the numbers" in bad_page
+    assert page.count("<svg") == 5
+    shown = table.render(good)
+    assert shown.startswith("VALID")
+    assert "(max)" in shown
+    assert table.render(bad).startswith("INVALID")
+
+
+def test_the_documentation_names_each_gate() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "loadtest.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \| (?!one|the num)", text, re.MULTILINE)
+    empty = Run(make_plan(seed=0, load=ClosedLoop(1), unloaded=None, loaded=None), FACTS, (), (), ())
+    assert named == [gate.name for gate in judge(empty, Limits())]
+
+
+FACTS = EngineFacts(None, "m", None, None, None, 0)

@@ -45,8 +45,8 @@ class FakeClock:
         return self.now
 
     async def sleep_until(self, due_ns: int) -> None:
-        self.now = max(self.now, due_ns)
         await asyncio.sleep(0)
+        self.now = max(self.now, due_ns)
 
 
 class SlowSender:
