@@ -1,4 +1,4 @@
-"""nginx and wrk, which come from Debian: found, or installed where that is possible."""
+"""Programs that come from Debian, for the benchmark and the tests: found, or installed where that is possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvgate.errors import SetupError
 
-PACKAGES = {"nginx": "nginx-light", "wrk": "wrk"}
+PACKAGES = {"nginx": "nginx-light", "wrk": "wrk", "redis-server": "redis-server"}
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
 POLICY = Path("/usr/sbin/policy-rc.d")
 
@@ -34,17 +34,15 @@ def version(name: str) -> str:
     return found[0] if found else "unknown"
 
 
-def ensure(names: Sequence[str]) -> None:
-    """Installs what is missing, if this is root on a Debian; else SetupError. No service is started by it."""
+def ensure(names: Sequence[str], who: str = "bench") -> None:
+    """Installs what `who` misses, if this is root on a Debian; else SetupError. No service is started by it."""
     missing = [PACKAGES[name] for name in names if shutil.which(name, path=SEARCH) is None]
     if not missing:
         return
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        raise SetupError(
-            f"The benchmark needs {', '.join(missing)}: install with `sudo apt-get install {' '.join(missing)}`."
-        )
-    print(f"bench: installing from Debian: {' '.join(missing)}", file=sys.stderr)
+        raise SetupError(f"{who} needs {', '.join(missing)}: install with `sudo apt-get install {' '.join(missing)}`.")
+    print(f"{who}: installing from Debian: {' '.join(missing)}", file=sys.stderr)
     with no_services():
         for command in ([apt, "update"], [apt, "install", "-y", "--no-install-recommends", *missing]):
             run = subprocess.run(
@@ -61,7 +59,7 @@ def ensure(names: Sequence[str]) -> None:
 
 @contextmanager
 def no_services(policy: Path = POLICY) -> Iterator[None]:
-    """Keeps Debian's package scripts from starting nginx on port 80, unless the system has a policy of its own.
+    """Keeps Debian's package scripts from starting a server, unless the system has a policy of its own.
 
     101 is policy-rc.d's "action forbidden". Where an administrator's policy is in place it is left to decide.
     """
