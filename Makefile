@@ -4,10 +4,10 @@ SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help demo setup test test-fast check docs format bench lock clean
+.PHONY: help demo setup test test-fast check docs format bench bench-peers lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## the main job on this machine: a real engine, the gateway and a load test with prefix caching on and off
 	@$(BIN)/kvgate demo
@@ -41,10 +41,14 @@ format: ## put the code into shape
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: ## measure, and write the tables under docs/results
+bench: ## measure the gateway beside nginx, and write the table under docs/results
 	@scripts/setup dev
-	@scripts/setup-engine
 	@$(BIN)/python -m bench
+
+bench-peers: ## the same beside other routers; BENCH="--quick" and the like reach python -m bench
+	@scripts/setup dev
+	@scripts/setup-peers
+	@$(BIN)/python -m bench peers $(BENCH)
 
 # Needs uv (any recent version). The locks are universal: one file for Linux and macOS, Python 3.11 to 3.13.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url
@@ -54,7 +58,8 @@ lock: ## resolve requirements/*.lock anew
 	@cd requirements && $(COMPILE) --extra dev -c runtime.lock ../pyproject.toml -o dev.lock
 	@cd requirements && $(COMPILE) -c dev.lock build.in -o build.lock
 	@cd requirements && $(COMPILE) --override engine.overrides engine.in -o engine.lock
+	@cd requirements && for peer in bench/*.in; do $(COMPILE) "$$peer" -o "$${peer%.in}.lock"; done
 
 clean: ## remove the environments and everything generated; the converted model in your cache directory stays
-	@rm -rf .venv .venv-engine .venv*.lock .venv*.lock.d out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-engine .venv-bench .venv*.lock .venv*.lock.d out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
