@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from types import SimpleNamespace, TracebackType
+from types import MappingProxyType, SimpleNamespace, TracebackType
 from typing import Any, Protocol
 
 import aiohttp
@@ -18,6 +18,13 @@ from loadtest.vocabulary import Ids
 
 # vLLM closes idle connections after 5 s: letting go of them first avoids sending into one that is being closed
 _KEEP_ALIVE_S = 4.0
+
+_DETAILS = MappingProxyType(
+    {
+        ResultClass.BROKEN_STREAM: "the stream ended without its terminal event",
+        ResultClass.NO_CONTENT: "the stream ended well without any content",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +162,7 @@ class Client:
             async for piece in response.content.iter_any():
                 reading.feed(piece, perf_counter_ns())
         result = reading.result()
-        missing = "the stream ended without its terminal event" if result is ResultClass.BROKEN_STREAM else ""
-        return result, reading.error or missing
+        return result, reading.error or _DETAILS.get(result, "")
 
 
 async def _headers_sent(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:

@@ -25,8 +25,8 @@ from loadtest.progress import Progress
 from loadtest.run import Runner
 from loadtest.schedule import ClosedLoop
 from server.engines.launch import free_port
-from server.engines.log import log_tail
 from server.engines.local import EngineRequest, start_engine
+from server.engines.log import log_tail
 from server.engines.progress import StartProgress
 
 ORDER: tuple[Arm, ...] = ("off", "on", "on", "off")
@@ -37,7 +37,7 @@ DRAIN_SECONDS = 10.0
 # One request at a time: a prefix of about 3,000 tokens, whole in blocks of 32 as well as of 16
 UNLOADED = Shape(groups=1, sessions=7, turns=1, prefix_tokens=3008, suffix_tokens=16, output_tokens=4)
 # Under load: two system prompts of 1,536 tokens that many short questions share
-LOADED = Shape(groups=2, sessions=20, turns=1, prefix_tokens=1536, suffix_tokens=32, output_tokens=24)
+LOADED = Shape(groups=2, sessions=16, turns=1, prefix_tokens=1536, suffix_tokens=32, output_tokens=24)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,7 +75,12 @@ def run(args: argparse.Namespace) -> int:
             blocks=ORDER,
             progress=progress,
         )
-        code = execute(runner, plan, Limits(), out, as_json=args.json)
+        try:
+            code = execute(runner, plan, Limits(), out, as_json=args.json)
+        except SetupError as error:
+            if engine.alive():
+                raise
+            raise SetupError(f"the engine ended during the load test, {engine.exit_text()}") from error
     progress.note(f"demo: {time.monotonic() - began:.0f} s in all (measured); engine and gateway are stopped")
     return code
 

@@ -63,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
 def execute(runner: Runner, plan: Plan, limits: Limits, out: Path, *, as_json: bool) -> int:
     """Run, judge, and write plan.jsonl, samples.jsonl, result.json and report.html into `out`. Returns the exit code."""
     write_plan(plan, out / "plan.jsonl")
+    for name in ("samples.jsonl", "result.json", "report.html"):
+        # a run that ends early must not leave an older one's verdict behind
+        (out / name).unlink(missing_ok=True)
     started = datetime.now(UTC)
     done = asyncio.run(runner.run())
     document = result.build(done, limits, started)

@@ -66,6 +66,7 @@ class CacheEngine:
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
                 web.get("/version", self._version),
+                web.get("/health", self._health),
             ]
         )
         self._slots = asyncio.Semaphore(self.slots) if self.slots else None
@@ -143,6 +144,9 @@ class CacheEngine:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": MODEL, "max_model_len": self.max_model_len}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})

@@ -1,0 +1,127 @@
+"""`kvgate demo` with a real gateway process and a fake engine. The real engine's turn is tests/engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kvgate.cli import main
+from kvgate.commands import demo
+from kvgate.errors import SetupError
+from loadtest.limits import Limits
+from loadtest.plan import Shape
+from tests.loadtest.cache_engine import MODEL, CacheEngine
+
+
+class ThreadedEngine:
+    """The fake engine with a loop of its own, with what the demo uses of a RunningEngine."""
+
+    def __init__(self) -> None:
+        self.fake, self.model = CacheEngine(block_size=32), MODEL
+        self.dead = self.stopped = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    @property
+    def url(self) -> str:
+        return self.fake.url
+
+    @property
+    def metrics_url(self) -> str:
+        return "http://127.0.0.1:9/metrics" if self.dead else self.fake.metrics_url
+
+    def alive(self) -> bool:
+        return not self.dead
+
+    def exit_text(self) -> str:
+        return "killed by SIGKILL"
+
+    def __enter__(self) -> ThreadedEngine:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.fake.__aenter__(), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.fake.__aexit__(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self.stopped = True
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ThreadedEngine:
+    made = ThreadedEngine()
+    monkeypatch.setattr(demo, "start_engine", lambda *_, **__: made)
+    monkeypatch.setattr(demo, "Limits", lambda: Limits(send_lag_ms=5000, loop_lag_ms=5000))
+    monkeypatch.setattr(demo, "LOADED", Shape(2, 3, 1, 96, 8, 3))
+    return made
+
+
+@pytest.fixture
+def gateways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses of the gateways that the demo started."""
+    urls: list[str] = []
+    real = demo.gateway
+
+    @contextmanager
+    def watched(engine_url: str, log: Path) -> Iterator[str]:
+        with real(engine_url, log) as url:
+            urls.append(url)
+            yield url
+
+    monkeypatch.setattr(demo, "gateway", watched)
+    return urls
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health/live", timeout=2.0):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def test_the_demo_measures_through_the_gateway_and_stops_it(
+    engine: ThreadedEngine, gateways: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["demo", "--out", str(tmp_path)])
+    shown = capsys.readouterr()
+    document = orjson.loads((tmp_path / "result.json").read_bytes())
+    assert code == 0, document["reasons"]
+    assert shown.out.startswith("VALID")
+    assert document["cached_tokens"]["ratio"] == 1.0
+    assert document["unloaded"]["pairs"] >= 5
+    assert {"gateway.log", "plan.jsonl", "report.html", "samples.jsonl"} <= {p.name for p in tmp_path.iterdir()}
+    assert engine.stopped
+    assert len(gateways) == 1
+    assert not answers(gateways[0])
+
+
+def test_an_engine_that_dies_is_named_and_no_older_verdict_stays(
+    engine: ThreadedEngine, gateways: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "result.json").write_text('{"valid": true}')
+    engine.dead = True
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert "the engine ended during the load test, killed by SIGKILL" in capsys.readouterr().err
+    assert not (tmp_path / "result.json").exists()
+    assert engine.stopped
+    assert not answers(gateways[0])
+
+
+def test_a_gateway_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SetupError, match="the gateway ended with exit status 2") as caught,
+        demo.gateway("not a url", tmp_path / "gateway.log"),
+    ):
+        pass
+    assert "gateway.log" in str(caught.value)
