@@ -67,15 +67,16 @@ class Problem(KvgateError):
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
 
-    def body(self, dialect: Dialect = "openai") -> bytes:
+    def body(self, dialect: Dialect = "openai", request_id: str | None = None) -> bytes:
         """The JSON body in the shape that the caller's SDK reads."""
         if dialect == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-            return orjson.dumps({"type": "error", "error": {"type": kind, "message": self.message}})
+            error = {"type": kind, "message": self.message}
+            return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
         kind = _OPENAI_TYPES.get(self.status, "api_error")
         return orjson.dumps({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
 
-    def event(self, dialect: Dialect = "openai") -> bytes:
+    def event(self, dialect: Dialect = "openai", request_id: str | None = None) -> bytes:
         """The same as a terminal SSE event, for a stream that has begun."""
         name = b"event: error\n" if dialect == "anthropic" else b""
-        return name + b"data: " + self.body(dialect) + b"\n\n"
+        return name + b"data: " + self.body(dialect, request_id) + b"\n\n"

@@ -59,6 +59,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("host", str, "127.0.0.1", "address that the gateway binds; any but loopback needs --insecure-no-auth"),
     Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0, 65535),
     Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
+    Setting("aliases", str, "", "further names of served models, e.g. gpt-4o=qwen3,claude-*=qwen3"),
     Setting("connect_timeout", float, 2.0, "seconds to reach an engine before the next one is tried", 0.01),
     Setting("first_byte_timeout", float, 600.0, "seconds until an engine's first byte, its queue included", 0.01),
     Setting("idle_timeout", float, 120.0, "seconds without a byte from an engine that had begun to answer", 0.01),
@@ -85,6 +86,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     policy: str = "least-load"
+    aliases: str = ""
     connect_timeout: float = 2.0
     first_byte_timeout: float = 600.0
     idle_timeout: float = 120.0

@@ -1,94 +1,99 @@
-"""May this request pass, and what must be known of it: one plain function, called by every route."""
+"""What must be known of a request, and may it pass: one plain function, called by every route."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
 
-from kvgate.errors import Dialect, Problem
+from kvgate.errors import Problem
+from server.models import Aliases
+from server.routes import Kinds, Route
+from server.splice import apply, ask_for_usage, set_members
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A proxied POST. `label` is its value in metrics; `prompt` the field that holds the prompt, `types` what it may be."""
-
-    path: str
-    dialect: Dialect
-    prompt: str
-    types: tuple[type, ...]
-    summary: str
-
-    @property
-    def label(self) -> str:
-        return self.path
-
-
-ROUTES: dict[bytes, Route] = {
-    route.path.encode(): route
-    for route in (
-        Route("/v1/chat/completions", "openai", "messages", (list,), "Chat completion, streamed or not"),
-        Route("/v1/completions", "openai", "prompt", (str, list), "Text completion, streamed or not"),
-    )
-}
-_JSON_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object", bool: "a boolean"}
+_NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object", bool: "a boolean"}
 
 
 class Admission(NamedTuple):
-    """What the gateway knows of an admitted request. `model` is the served name, `stream` what the client asked for."""
+    """An admitted request. `model` is the served name; `body` what the engine gets; `stream` what the client asked for.
+
+    `hides_usage`: the gateway asked for a usage chunk that the client did not ask for and must not see.
+    """
 
     model: str
     stream: bool
+    body: bytes
+    hides_usage: bool
     tenant: str = "default"
 
 
-def _wrong_type(field: str, expected: str, value: Any) -> Problem:
-    got = "null" if value is None else _JSON_NAMES.get(type(value), "a number")
-    return Problem(400, "invalid_type", f"'{field}' must be {expected}, not {got}.", param=field)
+def admit(
+    route: Route, body: bytes, served: Collection[str], aliases: Aliases, salt: str | None = None
+) -> Admission | Problem:
+    """Checks the few fields that the gateway needs; all others are the engine's to judge, and stay as they were sent.
 
-
-def admit(route: Route, body: bytes, served: Collection[str]) -> Admission | Problem:
-    """Checks the few fields that the gateway needs; all others are the engine's to judge. `served` are the model names.
-
-    An empty `served` means that no engine has told its models yet: the caller answers that before it asks here.
+    `served` are the model names, at least one. `salt` is the cache salt that the engine shall use; None leaves what the
+    client sent.
     """
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        return Problem(400, "invalid_json", f"The body is not valid JSON: {error.msg} at character {error.pos}.")
+        return Problem(400, "invalid_json", f"The body is not valid JSON: {error.msg}.")
     if type(fields) is not dict:
         return Problem(400, "invalid_type", "The body must be a JSON object.")
 
-    model = fields.get("model")
-    if model is None and len(served) == 1:
-        (model,) = served
-    if type(model) is not str:
-        if model is None:
-            return Problem(400, "missing_field", "'model' is missing: name one of GET /v1/models.", param="model")
-        return _wrong_type("model", "a string", model)
-    if model not in served:
-        return Problem(
-            404,
-            "model_not_found",
-            f"The model does not exist here. Served: {', '.join(sorted(served)[:20])}.",
-            param="model",
-        )
-
-    stream = fields.get("stream")
+    model = _model(fields.get("model"), served, aliases)
+    if isinstance(model, Problem):
+        return model
+    stream = fields.get("stream") if route.streams else None
     if stream is not None and type(stream) is not bool:
-        return _wrong_type("stream", "a boolean", stream)
+        return _wrong_type("stream", (bool,), stream)
+    if problem := _lacks(route, fields):
+        return problem
 
-    prompt = fields.get(route.prompt)
-    if prompt is None and route.prompt not in fields and not _other_prompt(fields):
-        return Problem(400, "missing_field", f"'{route.prompt}' is missing.", param=route.prompt)
-    if prompt is not None and type(prompt) not in route.types:
-        expected = " or ".join(_JSON_NAMES[kind] for kind in route.types)
-        return _wrong_type(route.prompt, expected, prompt)
-    return Admission(model=model, stream=bool(stream))
+    values: dict[str, bytes] = {}
+    if "model" in fields and model != fields["model"]:
+        values["model"] = orjson.dumps(model)
+    if salt is not None:
+        values["cache_salt"] = orjson.dumps(salt)
+    edits = set_members(body, values) if values else []
+    hides_usage = bool(stream) and route.usage_option and not _asks_for_usage(fields.get("stream_options"))
+    if hides_usage:
+        edits += ask_for_usage(body)
+    return Admission(model, bool(stream), apply(body, edits) if edits else body, hides_usage)
 
 
-def _other_prompt(fields: dict[str, Any]) -> bool:
-    """vLLM takes a completion's prompt as embeddings too."""
-    return fields.get("prompt_embeds") is not None
+def _model(asked: Any, served: Collection[str], aliases: Aliases) -> str | Problem:
+    if asked is None:
+        if len(served) == 1:
+            return next(iter(served))
+        return Problem(400, "missing_field", "'model' is missing: name one of GET /v1/models.", param="model")
+    if type(asked) is not str:
+        return _wrong_type("model", (str,), asked)
+    model = aliases.resolve(asked, served)
+    if model is None:
+        names = ", ".join(sorted(served)[:20])
+        return Problem(404, "model_not_found", f"The model does not exist here. Served: {names}.", param="model")
+    return model
+
+
+def _lacks(route: Route, fields: dict[str, Any]) -> Problem | None:
+    """What is wrong with the fields of which the route needs one."""
+    for name, kinds in route.needs.items():
+        value = fields.get(name)
+        if value is not None:
+            return None if type(value) in kinds else _wrong_type(name, kinds, value)
+    names = " or ".join(f"'{name}'" for name in route.needs)
+    return Problem(400, "missing_field", f"{names} is missing.", param=next(iter(route.needs)))
+
+
+def _asks_for_usage(options: Any) -> bool:
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _wrong_type(field: str, kinds: Kinds, value: Any) -> Problem:
+    expected = " or ".join(_NAMES[kind] for kind in kinds)
+    return Problem(
+        400, "invalid_type", f"'{field}' must be {expected}, not {_NAMES.get(type(value), 'a number')}.", param=field
+    )

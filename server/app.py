@@ -15,8 +15,9 @@ from starlette.exceptions import HTTPException
 
 from kvgate import __version__
 from kvgate.errors import Problem
-from server.admission import ROUTES, Route
 from server.gateway import Gateway
+from server.responses import responses_router
+from server.routes import ROUTES, Route
 from server.watch import Watcher
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -71,13 +72,13 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def models() -> dict[str, Any]:
         if not gateway.replicas.served:
             raise gateway.unavailable()
-        entries = [holders[0].models[name] for name, holders in gateway.replicas.by_model.items()]
-        return {"object": "list", "data": entries}
+        return {"object": "list", "data": gateway.listed_models()}
 
     @app.get("/metrics", tags=["operations"], summary="Prometheus metrics of the gateway", response_class=Response)
     async def metrics() -> Response:
         return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    app.include_router(responses_router(gateway))
     for route in ROUTES.values():
         _declare(app, route)
     return app
@@ -85,18 +86,22 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 def _declare(app: FastAPI, route: Route) -> None:
     """Puts a proxied POST into the OpenAPI document; over a socket the Exchange answers it before it gets here."""
-    error = {"description": "An error in OpenAI's shape"}
+    error = {"description": f"An error in the shape of {route.dialect}"}
 
     async def proxied() -> None:
         raise Problem(500, "internal_error", "A proxied route was called past the gateway's protocol.")
 
-    fields = {"model": {"type": "string"}, "stream": {"type": "boolean"}}
     kinds: dict[type, dict[str, Any]] = {str: {"type": "string"}, list: {"type": "array", "items": {}}}
-    prompt: dict[str, Any] = {"anyOf": [kinds[kind] for kind in route.types]}
+    properties: dict[str, Any] = {"model": {"type": "string"}}
+    if route.streams:
+        properties["stream"] = {"type": "boolean"}
+    for name, types in route.needs.items():
+        properties[name] = {"anyOf": [kinds[kind] for kind in types]}
     schema = {
         "type": "object",
-        "required": ["model", route.prompt],
-        "properties": {**fields, route.prompt: prompt},
+        "required": ["model"],
+        "anyOf": [{"required": [name]} for name in route.needs],
+        "properties": properties,
         "additionalProperties": True,
     }
     app.post(
@@ -116,6 +121,8 @@ def _answer_errors(app: FastAPI, gateway: Gateway) -> None:
         given = {"x-request-id": gateway.new_id().decode("ascii"), **(headers or {})}
         if problem.retry_after is not None:
             given["retry-after"] = str(problem.retry_after)
+        if problem.reason is not None:
+            given["x-kvgate-reason"] = problem.reason
         return Response(problem.body(), status_code=problem.status, headers=given, media_type="application/json")
 
     @app.exception_handler(Problem)

@@ -51,13 +51,17 @@ class AnswerWriter:
 
     def problem(self, problem: Problem, dialect: Dialect, request_id: bytes) -> None:
         """The gateway's own answer, whole."""
-        body = problem.body(dialect)
+        body = problem.body(dialect, request_id.decode("ascii"))
         lines = [
             STATUS_LINE[problem.status],
             b"content-type: application/json\r\nx-request-id: ",
             request_id,
             b"\r\ncontent-length: %d\r\n" % len(body),
         ]
+        if dialect == "anthropic":
+            lines += (b"request-id: ", request_id, b"\r\n")
+        if problem.reason is not None:
+            lines.append(b"x-kvgate-reason: %b\r\n" % problem.reason.encode("ascii"))
         if problem.retry_after is not None:
             lines.append(b"retry-after: %d\r\n" % problem.retry_after)
         lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")

@@ -12,13 +12,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvgate.errors import Problem
-from server.admission import Admission, Route
+from server.admission import Admission
 from server.exchange.answer import AnswerWriter
 from server.exchange.http1 import CONTINUE, Header, request_head
 from server.exchange.sse import EventBuffer, events
 from server.exchange.upstream import EngineConnection
 from server.metrics import OTHER, Series
-from server.usage import USAGE, has_content, read_usage
+from server.routes import Route
+from server.usage import USAGE, has_content, read_usage, without_usage
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
@@ -47,7 +48,7 @@ class Exchange:
         "_body",
         "_client",
         "_connection",
-        "_content_seen",
+        "_contents",
         "_dialing",
         "_events",
         "_gateway",
@@ -113,7 +114,7 @@ class Exchange:
         self._holding = False
         self._held = bytearray()
         self._events: EventBuffer | None = None
-        self._content_seen = False
+        self._contents = 0  # events of a stream from its first content on
         self._stalled = False  # by a client that does not read
         self._usage_bytes = b""
 
@@ -181,11 +182,12 @@ class Exchange:
         self._choose_id()
         body = self._body
         assert body is not None
-        admission = self._gateway.admit(self._route, body)
+        admission = self._gateway.admit(self._route, self._headers, body)
         if isinstance(admission, Problem):
             self._fail(admission)
             return
         self._admission = admission
+        self._body = admission.body
         self._series = self._gateway.metrics.series(self._route.label, admission.model, admission.tenant)
         self._try_next()
 
@@ -240,7 +242,8 @@ class Exchange:
         now = monotonic()
         self.deadline = now + self._gateway.settings.first_byte_timeout
         self._series.overhead.observe(now - self._ready_at)
-        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, self._headers)
+        headers, extra = self._gateway.credentials.for_engine(self._headers)
+        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, headers, extra)
         connection.send(self, head, body)
 
     # -- from the engine (AnswerReader)
@@ -292,14 +295,20 @@ class Exchange:
         except OverflowError:
             self._fail(Problem(502, "engine_failed", "The engine sent an event that is too large."))
             return
-        if last:
-            whole += buffer.rest  # an end without its empty line; the bytes are the engine's
+        admission = self._admission
+        assert admission is not None
         if whole:
             if USAGE.search(whole):
                 self._usage_bytes = whole
-            if not self._content_seen and any(map(has_content, events(whole))):
-                self._content_seen = True
+                if admission.hides_usage:
+                    whole = without_usage(whole)
+            if self._contents:
+                self._contents += 1 + whole.count(b"\ndata:", 1)
+            elif contents := sum(map(has_content, events(whole))):
+                self._contents = contents
                 self._series.ttft.observe(monotonic() - self._ready_at)
+        if last:
+            whole += buffer.rest  # an end without its empty line; the bytes are the engine's
         if whole or last:
             self._answer.write(whole, last)
         if last:
@@ -361,7 +370,7 @@ class Exchange:
         if not answer.started:
             answer.problem(problem, dialect, self.request_id)
         elif self._events is not None:
-            answer.cut(problem.event(dialect))
+            answer.cut(problem.event(dialect, self.request_id.decode("ascii")))
         else:
             answer.keep_alive = False  # the body stays short of its length: the client can tell
         self._finish(problem.status)
@@ -379,6 +388,8 @@ class Exchange:
         self._leave_replica()
         if self._usage_bytes and (usage := read_usage(self._usage_bytes)):
             self._series.used(usage)
+        elif self._contents:  # a stream that broke off: a token for each event is the least that it was
+            self._series.output += self._contents
         self._series.finished(code, monotonic() - self._ready_at if self._ready_at else None)
         self._body = None
         self._held.clear()

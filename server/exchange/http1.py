@@ -57,8 +57,10 @@ def _lines(headers: list[Header], dropped: frozenset[bytes]) -> list[bytes]:
     return lines
 
 
-def request_head(target: bytes, host: bytes, length: int, request_id: bytes, headers: list[Header]) -> bytes:
-    """The head of a POST to an engine: the client's end-to-end headers in their order, the framing ours."""
+def request_head(
+    target: bytes, host: bytes, length: int, request_id: bytes, headers: list[Header], extra: bytes = b""
+) -> bytes:
+    """The head of a POST to an engine: the client's end-to-end headers in their order, `extra` lines, the framing ours."""
     return b"".join(
         (
             b"POST ",
@@ -67,6 +69,7 @@ def request_head(target: bytes, host: bytes, length: int, request_id: bytes, hea
             host,
             b"\r\ncontent-length: %d\r\n" % length,
             *_lines(headers, NOT_TO_ENGINE),
+            extra,
             b"x-request-id: ",
             request_id,
             b"\r\n\r\n",

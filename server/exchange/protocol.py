@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from kvgate.errors import Problem
-from server.admission import ROUTES, Route
 from server.exchange.answer import AnswerWriter
 from server.exchange.exchange import NEVER, Exchange
 from server.gateway import Gateway
+from server.routes import ROUTES, Route
 
 LINGER_SECONDS = 2.0  # for a client that is still sending what was refused, so that it can read why
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
@@ -83,8 +83,7 @@ class ClientConnection(HttpToolsProtocol):
             if isinstance(error.__context__, _Refused):
                 self._refuse(error.__context__.problem)
             else:
-                logger.error("A fault in the gateway, please report it", exc_info=error.__context__)
-                self._refuse(Problem(500, "internal_error", "The gateway failed. The request was not completed."))
+                self._fault(error.__context__)
         except httptools.HttpParserError:
             self._refuse(Problem(400, "invalid_http", "The request is not valid HTTP/1.1."))
         except httptools.HttpParserUpgrade as offer:
@@ -280,6 +279,16 @@ class ClientConnection(HttpToolsProtocol):
                 self.deadline = monotonic() + LINGER_SECONDS
             else:
                 self.transport.close()
+
+    def _fault(self, cause: BaseException | None) -> None:
+        """An error of ours while a request was read: it is logged and answered, and the connection ends."""
+        logger.error("A fault in the gateway, please report it", exc_info=cause)
+        problem = Problem(500, "internal_error", "The gateway failed. The request was not completed.")
+        exchange, self._discarding = self._answering, True
+        if exchange is not None and not exchange.response_complete:
+            exchange.refuse(problem)
+        else:
+            self._refuse(problem)
 
     def sweep(self, now: float) -> None:
         """Ends what has passed its deadline. Called a few times within the shortest of them."""

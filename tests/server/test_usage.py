@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from server.usage import Usage, has_content, read_usage
+from server.usage import Usage, has_content, read_usage, without_usage
 
 
 def answer(usage: object, text: str = "hi") -> bytes:
@@ -63,3 +63,48 @@ def test_first_content(choice: object, content: bool) -> None:
 @pytest.mark.parametrize("data", [b"[DONE]", b"", b"[]", b'{"choices":[]}', b'{"choices":{}}', b"{"])
 def test_what_is_no_chunk_has_no_content(data: bytes) -> None:
     assert not has_content(data)
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}, Usage(9, 2, 4)),
+        ({"input_tokens": 9, "output_tokens": 2}, Usage(9, 2, None)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 4, "output_tokens": 2}, Usage(13, 2, 4)),
+        ({"input_tokens": 9, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 3}, Usage(12, None, 0)),
+        ({}, Usage(None, None, None)),
+    ],
+)
+def test_input_tokens(usage: object, expected: Usage) -> None:
+    """Inclusive in OpenAI's responses, exclusive in Anthropic's messages."""
+    assert read_usage(orjson.dumps({"usage": usage})) == expected
+
+
+def test_only_chunks_without_choices_are_taken_for_usage_chunks() -> None:
+    kept = (
+        b'data: {"choices":[{"delta":{"content":"\\"choices\\":[] \\"usage\\":{}"}}],"usage":{"prompt_tokens":1}}\n\n'
+    )
+    gone = b'data: {"id":"x","choices": [ ],"usage":{"prompt_tokens":1}}\n\n'
+    odd = b'data: {"choices":[],"note":"no usage"}\n\n'
+    done = b"data: [DONE]\n\n"
+    assert without_usage(kept + gone + odd + done) == kept + odd + done
+    assert without_usage(kept + done) == kept + done
+    assert without_usage(gone) == b""
+
+
+@pytest.mark.parametrize(
+    ("event", "content"),
+    [
+        ({"type": "response.output_text.delta", "delta": "x"}, True),
+        ({"type": "response.reasoning_text.delta", "delta": "x"}, True),
+        ({"type": "response.created", "response": {}}, False),
+        ({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "x"}}, True),
+        ({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "x"}}, True),
+        ({"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": "{"}}, True),
+        ({"type": "content_block_delta", "delta": {"type": "text_delta", "text": ""}}, False),
+        ({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, False),
+        ({"type": "message_start", "message": {"content": []}}, False),
+    ],
+)
+def test_first_content_of_the_other_streams(event: object, content: bool) -> None:
+    assert has_content(orjson.dumps(event)) is content

@@ -191,3 +191,16 @@ async def test_ties_rotate_and_load_decides(engine: FakeEngine) -> None:
             assert len(busy.posts) == before
             gate.set()
         assert waiting.result().status == 200
+
+
+async def test_a_fault_of_the_gateway_s_own_is_500_and_logged(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_gateway(engine.url) as gateway:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(gateway.gateway), "admit", lambda *_: 1 / 0)
+            answer = await ask(gateway, PLAIN)
+        assert (answer.status, error(answer)["code"]) == (500, "internal_error")
+        assert b"division" not in answer.raw
+        assert "ZeroDivisionError" in caplog.text
+        await still_serves(gateway)

@@ -108,7 +108,7 @@ async def test_a_slow_reader_gets_everything(engine: FakeEngine) -> None:
             await client.send(post(CHAT, STREAM))
             await asyncio.sleep(0.3)
             answer = await client.read_response()
-            assert answer.body == b"".join(stream.events(engine.posts[0]))
+            assert answer.body == b"".join(Stream(texts=stream.texts, usage="never").events(engine.posts[0]))
 
 
 async def leave(client: RawClient, how: str) -> None:

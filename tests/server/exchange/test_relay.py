@@ -20,7 +20,7 @@ ODD = (
 
 
 def body(stream: bool = False, **extra: object) -> bytes:
-    flag = b',"stream":true' if stream else b""
+    flag = b',"stream":true,"stream_options":{"include_usage":true}' if stream else b""
     return b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]' + flag + b"}"
 
 
