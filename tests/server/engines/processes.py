@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 PROC = Path("/proc/self/stat")
@@ -38,3 +40,12 @@ def group_members(group: int) -> list[str]:
         if int(fields[2]) == group:
             members.append(command.strip())
     return members
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

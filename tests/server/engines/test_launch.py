@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from kvgate.errors import SetupError
 from server.engines.launch import RunningEngine, free_port, launch
 from server.engines.profiles import EngineCommand, EngineSpec, EventEndpoints
 from server.engines.progress import StartProgress
-from tests.server.engines.processes import running
+from tests.server.engines.processes import eventually, running
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 ROOT = Path(__file__).parents[3]
@@ -57,15 +56,6 @@ class Fake:
 @pytest.fixture
 def fake(tmp_path: Path) -> Fake:
     return Fake(tmp_path)
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def test_serves_and_stops_whole(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
