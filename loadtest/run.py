@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+import aiohttp
+
 from kvgate.errors import SetupError
 from loadtest.arms import Loader, SaltSource, fresh_salt
 from loadtest.client import Client, Shot, Target
@@ -92,10 +94,11 @@ class Runner:
         self._canaries: list[Canary] = []
 
     async def run(self) -> Run:
-        async with Client(self._target) as client:
+        # the engines get a session of their own: the key is the target's, not theirs
+        async with Client(self._target) as client, aiohttp.ClientSession() as metrics:
             model = choose(await served_models(client.session, self._target.url), self._target.model, self._plan)
             self._loader = Loader(self._plan, model, self._salts)
-            engine = Engine(client.session, self._metrics, self._engine_url, self._settle_s)
+            engine = Engine(metrics, self._metrics, self._engine_url, self._settle_s)
             facts = await engine.facts(model)
             if "unloaded" in self._plan.shapes:
                 await self._warm_up(client, "unloaded")

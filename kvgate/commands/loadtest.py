@@ -162,7 +162,7 @@ def _url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
-    return text.rstrip("/")
+    return text.rstrip("/").removesuffix("/v1")
 
 
 def _number(text: str) -> float:

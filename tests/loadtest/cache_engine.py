@@ -41,6 +41,7 @@ class CacheEngine:
     slots: int | None = None
     faults: Faults = field(default_factory=Faults)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
     port: int = 0
     metrics_on: bool = True
     _blocks: set[bytes] = field(default_factory=set)
@@ -95,6 +96,7 @@ class CacheEngine:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
         self.bodies.append(body)
+        self.keys.add(request.headers.get("authorization"))
         faults, ids = self.faults, body["prompt"]
         faulty = len(self.bodies) % faults.only_every == 0
         if faults.status != 200 and faulty:
@@ -151,7 +153,8 @@ class CacheEngine:
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
+        assert "authorization" not in request.headers, "the key is the gateway's"
         if not self.metrics_on:
             return web.Response(status=404)
         labels = f'{{engine="0",model_name="{MODEL}"}}'

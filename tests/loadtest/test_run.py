@@ -47,6 +47,14 @@ async def test_an_honest_run_is_valid_and_exact(measure: Measure, small_plan: Ma
     assert [o.arm for o in run.blocks[0].outcomes] == ["off", "on", "on", "off"], "cold first, then warm first"
 
 
+async def test_the_key_goes_to_the_target_alone(small_plan: MakePlan) -> None:
+    async with CacheEngine() as engine:
+        target = Target(engine.url, api_key="k1")
+        runner = Runner(small_plan(unloaded=0), target, engine_metrics=[engine.metrics_url], settle_s=0.01)
+        await runner.run()
+        assert engine.keys == {"Bearer k1"}
+
+
 async def test_turns_reuse_the_turn_before(measure: Measure, small_plan: MakePlan) -> None:
     async with CacheEngine() as engine:
         document, _ = await measure(engine, small_plan(turns=3))
