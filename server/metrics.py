@@ -97,6 +97,9 @@ class GatewayMetrics(Collector):
 
         self.inflight = gauge("kvgate_inflight_requests", "Requests that a replica is answering.")
         self.replica_up = gauge("kvgate_replica_up", "1 while the replica answers its health check.")
+        self.breaker_open = gauge(
+            "kvgate_breaker_open", "1 while a replica gets no requests but probes, because it kept failing."
+        )
         self.kv_utilization = gauge(
             "kvgate_kv_utilization_ratio",
             "KV blocks in use by running requests / all blocks, as the engine reports. Cached, unused blocks count as free.",
@@ -117,9 +120,9 @@ class GatewayMetrics(Collector):
         return series
 
     def drop_replica(self, replica: str) -> None:
-        """Ends the gauges of a replica that is gone. Its counters stay until the next start: they are history."""
-        for gauge in (self.inflight, self.replica_up, self.kv_utilization):
-            gauge.remove(replica)
+        """Ends the series of a replica that is gone: where replicas come and go, their names never end."""
+        for metric in (self.inflight, self.replica_up, self.breaker_open, self.kv_utilization, self.retries):
+            metric.remove(replica)
 
     def collect(self) -> Iterator[Metric]:
         """The families of the requests, for a scrape."""

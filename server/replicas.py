@@ -1,85 +1,72 @@
-"""The engines behind the gateway, what is known of each, and the choice of one for a request."""
+"""The engines behind the gateway: which there are, which are fit for a request, and the choice of one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic
 from typing import Any
-from urllib.parse import urlsplit
 
 from kvgate.errors import UsageError
+from server.breaker import Breaker, BreakerLimits, Failure
 from server.exchange.upstream import EnginePool
 from server.metrics import GatewayMetrics
+from server.replica import EngineUrl, Replica, Stage
+
+__all__ = ["MAX_INFLIGHT", "POLICIES", "EngineUrl", "Failure", "Replica", "ReplicaSet", "Stage"]
+
+logger = logging.getLogger("kvgate")
 
 POLICIES = ("least-load", "round-robin")
+# vLLM runs so many sequences at once on GPUs of less than 70 GiB (its --max-num-seqs). More would wait inside the engine, in
+# order of arrival: without the gateway's priorities, fairness and time-out, and lost with the engine.
+MAX_INFLIGHT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class EngineUrl:
-    """Where an engine listens."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> EngineUrl:
-        """From `http://host:port` or `https://host:port`; raises UsageError that says what is wrong."""
-        try:
-            parts = urlsplit(text)
-            port = parts.port
-        except ValueError as error:
-            raise UsageError(f"--engine {text!r}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--engine {text!r} is not a URL like http://127.0.0.1:8001")
-        if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
-            raise UsageError(f"--engine {text!r}: give scheme, host and port only; the gateway adds the paths")
-        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
-
-    @property
-    def name(self) -> str:
-        """`host:port`, the replica's name in metrics and headers."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.name}"
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One engine. `up` is the last word of its health check or of a failed connection; `models` maps name to its entry."""
-
-    url: EngineUrl
-    pool: EnginePool
-    up: bool = False
-    inflight: int = 0
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-    name: str = field(init=False)
-    header: bytes = field(init=False)  # the line that names it in an answer
-
-    def __post_init__(self) -> None:
-        self.name = self.url.name
-        self.header = b"x-kvgate-replica: %b\r\n" % self.name.encode("ascii")
+def _nobody(*args: object) -> None:
+    """Stands where nobody listens yet."""
 
 
 class ReplicaSet:
-    """All replicas and the policy that picks among them."""
+    """All replicas and the policy that picks among them.
 
-    def __init__(self, urls: Iterable[EngineUrl], policy: str, metrics: GatewayMetrics) -> None:
+    Each attempt to answer a request begins with `pick` and ends with exactly one of `succeeded`, `failed` and `gave_up`.
+    max_inflight: requests for each replica at once, from which `capacity` is made.
+    """
+
+    def __init__(
+        self,
+        urls: Iterable[EngineUrl],
+        policy: str,
+        metrics: GatewayMetrics,
+        max_inflight: int = MAX_INFLIGHT,
+        limits: BreakerLimits | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         if policy not in POLICIES:
             raise UsageError(f"--policy {policy!r} is not one of {', '.join(POLICIES)}")
         self._round_robin = policy == "round-robin"
         self._turn = 0
         self._metrics = metrics
-        self.all = [Replica(url, EnginePool(url.host, url.port, tls=url.scheme == "https")) for url in urls]
-        names = [replica.name for replica in self.all]
+        self._max_inflight = max_inflight
+        self._limits = limits
+        self._clock = clock
+        self._total = 0
+        self._capacity: dict[str, int] = {}  # by model
+        self._out = 0  # replicas whose breaker is not closed
+        self.all: list[Replica] = []  # those that are wanted; never changed in place
+        self.draining: dict[str, Replica] = {}  # by name: not wanted any more, but not yet idle
+        self.by_model: dict[str, list[Replica]] = {}
+        self.on_add: Callable[[Replica], None] = _nobody
+        self.on_doubt: Callable[[Replica], None] = _nobody  # something should look at it now
+        self.on_capacity: Callable[[], None] = _nobody  # it may have risen
+        every = list(urls)
+        names = [url.name for url in every]
         if len(set(names)) != len(names):
             raise UsageError(f"--engine names the same engine twice: {', '.join(sorted(names))}")
-        self.by_model: dict[str, list[Replica]] = {}
-        for replica in self.all:
-            metrics.replica_up.labels(replica.name).set(0)
-            metrics.inflight.labels(replica.name).set_function(lambda replica=replica: replica.inflight)  # type: ignore[misc]
+        self.reconcile(every)
+
+    # -- what is there
 
     @property
     def served(self) -> Collection[str]:
@@ -90,26 +77,114 @@ class ReplicaSet:
     def ready(self) -> bool:
         return any(replica.up and replica.models for replica in self.all)
 
+    def capacity(self, model: str | None = None) -> int:
+        """Requests that the fit replicas (of `model`, if given) take at once. Where none is fit, those that are up count."""
+        return self._total if model is None else self._capacity.get(model, 0)
+
+    def reconcile(self, wanted: Iterable[EngineUrl]) -> None:
+        """Adds the replicas that are wanted, and drains those that are not. One that drains and is wanted again is taken back."""
+        urls = {url.name: url for url in sorted(wanted, key=str)}
+        kept = [replica for replica in self.all if urls.get(replica.name) == replica.url]
+        for replica in self.all:
+            if replica not in kept:
+                replica.stage = Stage.DRAINING
+                self.draining[replica.name] = replica
+                logger.info("%s is no longer wanted; %d requests run", replica.name, replica.inflight)
+        new = []
+        for url in urls.values():
+            if url.name in self.draining:
+                if self.draining[url.name].url == url:
+                    replica = self.draining.pop(url.name)
+                    replica.stage = Stage.ACTIVE
+                    kept.append(replica)
+                continue  # the same name with another scheme: once the old one is gone
+            if not any(replica.name == url.name for replica in kept):
+                new.append(self._make(url))
+        if kept == self.all and not new:
+            return
+        self.all = kept + new
+        self._index()
+        for replica in self.draining.values():
+            self.on_doubt(replica)
+        for replica in new:
+            self.on_add(replica)
+
+    def forget(self, replica: Replica) -> bool:
+        """Ends a replica that is not wanted and has nothing to do: its connections and its metrics. False if it is not so far."""
+        if replica.stage is not Stage.DRAINING or replica.inflight:
+            return False
+        replica.stage = Stage.GONE
+        del self.draining[replica.name]
+        self._out -= replica.breaker.out
+        replica.pool.close()
+        self._metrics.drop_replica(replica.name)
+        logger.info("%s is gone", replica.name)
+        return True
+
+    def close(self) -> None:
+        """Closes the connections that wait for work."""
+        for replica in (*self.all, *self.draining.values()):
+            replica.pool.close()
+
+    # -- what is learned of a replica
+
     def mark(self, replica: Replica, up: bool) -> None:
         """Notes whether a replica answers."""
-        if replica.up != up:
+        if replica.up != up and replica.stage is not Stage.GONE:
             replica.up = up
             self._metrics.replica_up.labels(replica.name).set(int(up))
+            if up:
+                replica.breaker.wake()  # an engine that came back need not wait
+            self._weigh(replica)
 
     def learn(self, replica: Replica, models: dict[str, dict[str, Any]]) -> None:
         """Notes which models a replica serves."""
-        if replica.models.keys() != models.keys():
-            replica.models = models
-            self.by_model = {
-                name: [r for r in self.all if name in r.models]
-                for name in sorted({name for r in self.all for name in r.models})
-            }
-        else:
-            replica.models = models
+        known, replica.models = replica.models, models
+        if known.keys() != models.keys():
+            self._index()
+
+    def began(self, replica: Replica) -> None:
+        """The first byte of a good answer is here. Not needed, but a long answer then closes a breaker at its beginning."""
+        if replica.breaker.out and replica.breaker.succeeded():
+            self._closed(replica)
+
+    def succeeded(self, replica: Replica) -> None:
+        """An attempt was answered, with any status below 500."""
+        if replica.breaker.succeeded():
+            self._closed(replica)
+
+    def failed(self, replica: Replica, why: Failure, retry: bool = False) -> None:
+        """An attempt failed through the replica's fault. `retry`: it had failed elsewhere before.
+
+        A status that a retry gets is not held against the replica: it is likely to be the request that breaks engines, and
+        must not break all of them. A connection that cannot be had leaves no doubt, whatever was to be sent over it.
+        """
+        if why is Failure.STATUS and retry:
+            replica.breaker.gave_up()
+            return
+        if replica.breaker.failed(at_once=why is Failure.CONNECT):
+            self._out += 1
+            logger.warning("%s gets no requests for now: %s", replica.name, why)
+            self._weigh(replica)
+        if why is not Failure.STATUS:
+            self.on_doubt(replica)
+
+    def gave_up(self, replica: Replica) -> None:
+        """An attempt ended without a verdict: its client left."""
+        replica.breaker.gave_up()
+
+    # -- the choice
 
     def pick(self, model: str, tried: Collection[Replica] = ()) -> Replica | None:
-        """A replica that is up and serves `model`, none of `tried`; None if there is none. Ties rotate."""
-        choices = [r for r in self.by_model.get(model, ()) if r.up and r not in tried]
+        """A replica that is up and serves `model`, none of `tried`; None if there is none. Ties rotate.
+
+        One whose breaker is out is picked to probe it, or where there is no other.
+        """
+        holders = self.by_model.get(model, ())
+        if self._out and (replica := self._out_of_turn(holders, tried)):
+            replica.breaker.probe()
+            return replica
+        choices = [r for r in holders if r.fit and r not in tried]
         if len(choices) < 2:
             return choices[0] if choices else None
         self._turn = turn = self._turn + 1
@@ -117,3 +192,51 @@ class ReplicaSet:
             least = min(r.inflight for r in choices)
             choices = [r for r in choices if r.inflight == least]
         return choices[turn % len(choices)]
+
+    def _out_of_turn(self, holders: Sequence[Replica], tried: Collection[Replica]) -> Replica | None:
+        """One that is to be probed; or the least bad where none is fit."""
+        out = [r for r in holders if r.up and r.breaker.out and r not in tried]
+        if not tried:  # a request that has failed once had better go where it works
+            for replica in out:
+                if replica.breaker.due:
+                    return replica
+        if not out or any(r.fit and r not in tried for r in holders):
+            return None
+        return min(out, key=lambda r: (r.breaker.trips, r.inflight))
+
+    # -- what follows from it
+
+    def _make(self, url: EngineUrl) -> Replica:
+        pool = EnginePool(url.host, url.port, tls=url.scheme == "https")
+        replica = Replica(url, pool, Breaker(self._limits, self._clock))
+        self._metrics.replica_up.labels(replica.name).set(0)
+        self._metrics.breaker_open.labels(replica.name).set(0)
+        self._metrics.inflight.labels(replica.name).set_function(lambda: replica.inflight)
+        return replica
+
+    def _closed(self, replica: Replica) -> None:
+        self._out -= 1
+        logger.info("%s gets requests again", replica.name)
+        self._weigh(replica)
+
+    def _weigh(self, replica: Replica) -> None:
+        """After its health or its breaker changed."""
+        replica.fit = replica.up and not replica.breaker.out
+        if replica.stage is not Stage.GONE:
+            self._metrics.breaker_open.labels(replica.name).set(int(replica.breaker.out))
+        self._count()
+
+    def _index(self) -> None:
+        """After the replicas or their models changed."""
+        names = sorted({name for replica in self.all for name in replica.models})
+        self.by_model = {name: [r for r in self.all if name in r.models] for name in names}
+        self._count()
+
+    def _count(self) -> None:
+        self._total = self._max_inflight * _usable(self.all)
+        self._capacity = {name: self._max_inflight * _usable(group) for name, group in self.by_model.items()}
+        self.on_capacity()
+
+
+def _usable(replicas: Sequence[Replica]) -> int:
+    return sum(r.fit for r in replicas) or sum(r.up for r in replicas)

@@ -11,13 +11,17 @@ import aiohttp
 import orjson
 
 from server.gateway import Gateway
-from server.replicas import Replica
+from server.replicas import Replica, Stage
 
 logger = logging.getLogger("kvgate")
 
 # vLLM's name since 0.9, and the one before
 _KV_USAGE = re.compile(rb"^vllm:(?:kv|gpu)_cache_usage_perc(?:\{[^}\n]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _MAX_BYTES = 8 * 1024 * 1024
+# A busy engine may keep a health check waiting (it tokenises long prompts in the same loop): silence once is no death
+SILENT_CHECKS = 3
+SHORTEST_PAUSE = 0.1  # seconds between two checks of a replica, however much it is doubted
+DRAIN_LOOK = 0.25  # seconds between two looks whether a draining replica is idle
 
 
 def kv_utilization(page: bytes) -> float | None:
@@ -27,35 +31,79 @@ def kv_utilization(page: bytes) -> float | None:
 
 
 class Watcher:
-    """Runs while the gateway runs. A slow engine delays nobody: each replica has its own tasks and time-outs."""
+    """Runs while the gateway runs. A slow engine delays nobody: each replica has its own tasks and time-outs.
+
+    Replicas that the set adds later are watched from then on; of one that it drains, this notices the end.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._settings = gateway.settings
+        self._metrics = gateway.metrics
+        self._replicas = gateway.replicas
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+        self._doubts: dict[Replica, asyncio.Event] = {}
+        self._silent: dict[Replica, int] = {}  # checks in a row that got no answer in time
 
     async def start(self) -> None:
         """Checks every replica once, so that readiness is right from the first request, then goes on in the background."""
-        settings = self._gateway.settings
-        timeout = aiohttp.ClientTimeout(total=max(settings.connect_timeout, settings.health_interval))
+        timeout = aiohttp.ClientTimeout(total=max(self._settings.connect_timeout, self._settings.health_interval))
         self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
-        replicas = self._gateway.replicas.all
-        await asyncio.gather(*(self.check(replica) for replica in replicas))
-        for replica in replicas:
-            self._tasks.append(asyncio.create_task(self._every(settings.health_interval, self.check, replica)))
-            self._tasks.append(asyncio.create_task(self._every(settings.scrape_interval, self.scrape, replica)))
+        known = self._replicas.all
+        self._replicas.on_add = self._begin
+        self._replicas.on_doubt = self._doubt
+        await asyncio.gather(*(self.check(replica) for replica in known))
+        for replica in known:
+            self._begin(replica, checked=True)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
 
-    async def _every(self, seconds: float, act: Any, replica: Replica) -> None:
+    def _begin(self, replica: Replica, checked: bool = False) -> None:
+        self._doubts[replica] = asyncio.Event()
+        self._tasks[replica] = task = asyncio.create_task(self._watch(replica, checked))
+        task.add_done_callback(_report)
+
+    def _doubt(self, replica: Replica) -> None:
+        if replica in self._doubts:
+            self._doubts[replica].set()
+
+    async def _watch(self, replica: Replica, checked: bool) -> None:
+        scraping = asyncio.create_task(self._keep_scraping(replica))
+        try:
+            while not self._replicas.forget(replica):
+                draining = replica.stage is Stage.DRAINING
+                if not draining and not checked:
+                    await self.check(replica)
+                checked = False
+                await self._pause(replica, DRAIN_LOOK if draining else self._settings.health_interval)
+        finally:
+            scraping.cancel()
+            await asyncio.gather(scraping, return_exceptions=True)
+            for known in (self._tasks, self._doubts, self._silent):
+                known.pop(replica, None)
+
+    async def _pause(self, replica: Replica, seconds: float) -> None:
+        """Returns after so many seconds, or soon if the replica is doubted."""
+        shortest = min(SHORTEST_PAUSE, seconds)
+        await asyncio.sleep(shortest)
+        doubt = self._doubts[replica]
+        try:
+            async with asyncio.timeout(seconds - shortest):
+                await doubt.wait()
+        except TimeoutError:
+            return
+        doubt.clear()
+
+    async def _keep_scraping(self, replica: Replica) -> None:
         while True:
-            await act(replica)
-            await asyncio.sleep(seconds)
+            await self.scrape(replica)
+            await asyncio.sleep(self._settings.scrape_interval)
 
     async def _get(self, replica: Replica, path: str) -> bytes:
         assert self._session is not None
@@ -69,29 +117,43 @@ class Watcher:
         try:
             await self._get(replica, "/health")
             models = _models(await self._get(replica, "/v1/models"))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            if replica.up:
-                logger.warning("%s is down: %s", replica.name, error or type(error).__name__)
-            self._gateway.replicas.mark(replica, up=False)
+        except TimeoutError:
+            self._silent[replica] = silent = self._silent.get(replica, 0) + 1
+            if silent >= SILENT_CHECKS or not replica.up:
+                self._down(replica, "its health check gets no answer")
             return
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            self._down(replica, error)
+            return
+        self._silent.pop(replica, None)
         if not replica.up:
             logger.info("%s is up and serves %s", replica.name, ", ".join(sorted(models)) or "no model")
-        self._gateway.replicas.learn(replica, models)
-        self._gateway.replicas.mark(replica, up=True)
+        self._replicas.learn(replica, models)
+        self._replicas.mark(replica, up=True)
+
+    def _down(self, replica: Replica, why: object) -> None:
+        if replica.up:
+            logger.warning("%s is down: %s", replica.name, str(why) or type(why).__name__)
+        self._replicas.mark(replica, up=False)
 
     async def scrape(self, replica: Replica) -> None:
         """Reads the engine's metrics. A value that is not known now is not shown."""
-        gauge = self._gateway.metrics.kv_utilization
+        gauge = self._metrics.kv_utilization
         try:
             used = kv_utilization(await self._get(replica, "/metrics"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.debug("%s: no metrics: %s", replica.name, error)
             used = None
         if used is None:
-            gauge.labels(replica.name)  # so that there is one to remove
             gauge.remove(replica.name)
         else:
             gauge.labels(replica.name).set(used)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A fault here would leave a replica unwatched without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("a replica is not watched any more", exc_info=error)
 
 
 def _models(body: bytes) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvgate.errors import Problem
 from server.waiting import PASSED_OVER, AdmissionQueue
 
-
 MAX_WAITING = 6
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 5.0}
 
@@ -131,7 +130,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert numbers == sorted(numbers)
 
     def teardown(self) -> None:
-        self.capacity = 4
+        self.replicas_change(4)
         while running := self.those("running"):
             running[0].outcome = "done"
             self.queue.release()

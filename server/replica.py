@@ -1,0 +1,75 @@
+"""One engine behind the gateway: where it listens, and what is known of it now."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvgate.errors import UsageError
+from server.breaker import Breaker
+from server.exchange.upstream import EnginePool
+
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUrl:
+    """Where an engine listens."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, source: str = "--engine") -> EngineUrl:
+        """From `http://host:port` or `https://host:port`; raises UsageError that says what is wrong, and where."""
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError as error:
+            raise UsageError(f"{source} {text!r}: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _HOST.fullmatch(parts.hostname):
+            raise UsageError(f"{source} {text!r} is not a URL like http://127.0.0.1:8001")
+        if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
+            raise UsageError(f"{source} {text!r}: give scheme, host and port only; the gateway adds the paths")
+        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
+
+    @property
+    def name(self) -> str:
+        """`host:port`, the replica's name in metrics and headers."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.name}"
+
+
+class Stage(Enum):
+    """A replica's life in its set."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"  # not wanted any more: it gets no new request, and finishes those it has
+    GONE = "gone"
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One engine. `up`: the last word of its health check; `fit`: up, and its breaker closed; `models` maps name to entry."""
+
+    url: EngineUrl
+    pool: EnginePool
+    breaker: Breaker = field(default_factory=Breaker)
+    up: bool = False
+    fit: bool = False
+    inflight: int = 0
+    stage: Stage = Stage.ACTIVE
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    name: str = field(init=False)
+    header: bytes = field(init=False)  # the line that names it in an answer
+
+    def __post_init__(self) -> None:
+        self.name = self.url.name
+        self.header = b"x-kvgate-replica: %b\r\n" % self.name.encode("ascii")
