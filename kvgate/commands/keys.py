@@ -10,6 +10,8 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import orjson
+
 from kvgate.errors import UsageError
 from server.tenants.entries import KeyEntry, KeyFileContent, digest, new_secret, parse, timestamp
 from server.tenants.files import changing
@@ -91,18 +93,19 @@ def list_keys(args: argparse.Namespace) -> int:
 def revoke(args: argparse.Namespace) -> int:
     with changing(args.file) as file:
         parse(file.data, str(args.file))
-        kept = [line for line in file.data.splitlines(keepends=True) if not _is_key(line, args.id)]
-        if b"".join(kept) == file.data:
+        lines = file.data.split(b"\n")
+        kept = [line for line in lines if not _is_key(line.strip(), args.id)]
+        if len(kept) == len(lines):
             raise UsageError(f"--id {args.id}: {args.file} has no such key (see `kvgate keys list`)")
         # a file without keys must not look like one that was cut off: see `parse`
-        file.data = b"".join(kept) if b"".join(kept).strip() else NEW_FILE
+        rest = b"\n".join(kept)
+        file.data = rest if rest.strip() else NEW_FILE
     print(f"key {args.id} is revoked", file=sys.stderr)
     return 0
 
 
 def _is_key(line: bytes, name: str) -> bool:
-    line = line.strip()
-    return bool(line) and not line.startswith(b"#") and json.loads(line).get("id") == name
+    return bool(line) and not line.startswith(b"#") and orjson.loads(line).get("id") == name
 
 
 def _expiry(text: str, now: datetime) -> datetime:

@@ -55,9 +55,9 @@ class Budget:
         self.input_cap, self.input_rate = _bucket(limits.input_tokens_per_minute)
         self.output_cap, self.output_rate = _bucket(limits.output_tokens_per_minute)
         self.concurrency = UNLIMITED if limits.concurrency is None else limits.concurrency
-        self.requests = min(self.requests, self.requests_cap)
-        self.input = min(self.input, self.input_cap)
-        self.output = min(self.output, self.output_cap)
+        self.requests = _kept(self.requests, self.requests_cap)
+        self.input = _kept(self.input, self.input_cap)
+        self.output = _kept(self.output, self.output_cap)
 
     def refill(self, now: float) -> None:
         passed = now - self.at
@@ -90,6 +90,11 @@ class Budget:
 
 def _bucket(per_minute: int | None) -> tuple[float, float]:
     return (UNLIMITED, 0.0) if per_minute is None else (float(per_minute), per_minute / 60.0)
+
+
+def _kept(level: float, cap: float) -> float:
+    """A bucket's level under another cap; one without a limit does not remember."""
+    return cap if cap == UNLIMITED else min(level, cap)
 
 
 def _wait(need: float, level: float, rate: float) -> float:
