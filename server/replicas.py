@@ -159,6 +159,8 @@ class ReplicaSet:
         A status that a retry gets is not held against the replica: it is likely to be the request that breaks engines, and
         must not break all of them. A connection that cannot be had leaves no doubt, whatever was to be sent over it.
         """
+        if replica.stage is Stage.GONE:
+            return
         if why is Failure.STATUS and retry:
             replica.breaker.gave_up()
             return
