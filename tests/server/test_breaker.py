@@ -64,13 +64,14 @@ def test_failures_from_before_the_window_are_forgotten(breaker: Breaker, clock: 
 
 def test_a_probe_is_due_after_the_wait_and_one_at_a_time(breaker: Breaker, clock: Clock) -> None:
     opened(breaker)
-    assert not breaker.due
+    due = [breaker.due]
     clock.now += 1.0
-    assert breaker.due
+    due.append(breaker.due)
     breaker.probe()
-    assert not breaker.due
+    due.append(breaker.due)
     clock.now += 29
-    assert not breaker.due
+    due.append(breaker.due)
+    assert due == [False, True, False, False]
     assert breaker.succeeded()
     assert (breaker.out, breaker.trips, breaker.probing) == (False, 0, 0)
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvgate.errors import Problem
 from server.waiting import PASSED_OVER, AdmissionQueue
+from tests.server.clock import Clock
 
 MAX_WAITING = 6
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 5.0}
@@ -39,13 +40,6 @@ class Request:
     def end(self, outcome: str) -> None:
         assert self.outcome in ("", "waiting"), f"{self} gets a second outcome, {outcome}"
         self.outcome = outcome
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class QueueMachine(RuleBasedStateMachine):
