@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvgate.errors import Problem
 
@@ -70,14 +70,13 @@ class UnlimitedLease:
         pass
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(NamedTuple):
     """Seconds until each limit would let the request pass; 0 where it does already."""
 
-    requests: float = 0.0
-    input_tokens: float = 0.0
-    output_tokens: float = 0.0
-    concurrency: float = 0.0
+    requests: float
+    input_tokens: float
+    output_tokens: float
+    concurrency: float
 
 
 def input_charge(prompt: int, cached: int | None, cached_weight: float) -> float:
@@ -103,14 +102,15 @@ def too_large(tenant: str, input_tokens: int, limits: Limits) -> Problem | None:
 
 def over_limit(tenant: str, limits: Limits, waits: Waits) -> Problem:
     """429 for the limit that is the last to let the request pass."""
-    found = {
-        "requests": (waits.requests, f"{limits.requests_per_minute} requests per minute"),
-        "input_tokens": (waits.input_tokens, f"{limits.input_tokens_per_minute} input tokens per minute"),
-        "output_tokens": (waits.output_tokens, f"{limits.output_tokens_per_minute} output tokens per minute"),
-        "concurrency": (waits.concurrency, f"{limits.concurrency} concurrent requests"),
-    }
-    reason = max(found, key=lambda name: found[name][0])
-    wait, limit = found[reason]
+    wait = max(waits.requests, waits.input_tokens, waits.output_tokens, waits.concurrency)
+    if wait == waits.requests:
+        reason, limit = "requests", f"{limits.requests_per_minute} requests per minute"
+    elif wait == waits.input_tokens:
+        reason, limit = "input_tokens", f"{limits.input_tokens_per_minute} input tokens per minute"
+    elif wait == waits.output_tokens:
+        reason, limit = "output_tokens", f"{limits.output_tokens_per_minute} output tokens per minute"
+    else:
+        reason, limit = "concurrency", f"{limits.concurrency} concurrent requests"
     seconds = max(1, math.ceil(wait - EPSILON))
     return Problem(
         429,

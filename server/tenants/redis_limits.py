@@ -8,11 +8,11 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from kvgate.errors import Problem, UsageError
 from server.tenants.budget import (
@@ -25,14 +25,13 @@ from server.tenants.budget import (
     over_limit,
     too_large,
 )
+from server.tenants.redis_batch import UNREACHABLE, Batches
 from server.tenants.redis_scripts import ACQUIRE, RENEW, SETTLE
 
 logger = logging.getLogger("kvgate")
 
-MAX_CONNECTIONS = 64
 PAUSE = 1.0  # seconds without Redis after it failed, so that not every request waits for the time-out
 WARN_EVERY = 60.0
-UNREACHABLE = (RedisError, OSError, TimeoutError)
 
 
 class RedisLease:
@@ -95,20 +94,15 @@ class RedisLimits:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         try:
-            pool = BlockingConnectionPool.from_url(
+            self._redis = Redis.from_url(
                 url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=timeout,
                 socket_timeout=timeout,
                 socket_connect_timeout=timeout,
                 retry=Retry(NoBackoff(), 0),  # a script that ran and whose answer was lost must not run again
             )
         except ValueError as error:
             raise UsageError(f"the address of Redis is wrong: {error}") from None
-        self._redis = Redis.from_pool(pool)
-        self._acquire = self._redis.register_script(ACQUIRE)
-        self._settle = self._redis.register_script(SETTLE)
-        self._renew = self._redis.register_script(RENEW)
+        self._batches = Batches(self._redis)
         self._limits_of = limits_of
         self._fail_open = fail_open
         self._lease_seconds = lease_seconds
@@ -117,7 +111,6 @@ class RedisLimits:
         self._prefix = secrets.token_hex(8)
         self._count = itertools.count(1)
         self._running: dict[str, dict[str, RedisLease]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
         self._paused_until = self._warn_at = float("-inf")
         self.unreachable = 0
@@ -134,20 +127,19 @@ class RedisLimits:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
-        await self.settled()
+        await self._batches.idle()
         await self._redis.aclose()
 
     async def settled(self) -> None:
         """Returns once all released leases have been sent."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks)
+        await self._batches.idle()
 
     # -- leases
 
     async def acquire(self, tenant: str, input_tokens: int) -> Lease | Problem:
         """As MemoryLimits.acquire, in one round trip; a tenant without limits takes none.
 
-        Cancelled while it waits, it may have been granted: the place comes back after `lease_seconds`.
+        Cancelled while it waits, it has cost nothing but perhaps one request.
         """
         limits = self._limits_of(tenant)
         if limits.unlimited:
@@ -159,10 +151,18 @@ class RedisLimits:
             return self._without_redis()
         name = f"{self._prefix}:{next(self._count)}"
         lease = RedisLease(self, tenant, name, input_tokens, limits.cached_weight)
+        answer = self._batches.call(
+            ACQUIRE,
+            _keys(tenant),
+            (*self._head(limits), input_tokens, name, self._lease_seconds),
+            abandoned=lambda waits: None if any(waits) else _cancel(lease),
+        )
         try:
-            requests, tokens, output, crowded = await self._acquire(
-                _keys(tenant), (*self._head(limits), input_tokens, name, self._lease_seconds)
-            )
+            requests, tokens, output, crowded = await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled() and answer.exception() is None and not any(answer.result()):
+                _cancel(lease)  # granted in the same turn of the loop in which the request left
+            raise
         except UNREACHABLE as error:
             self._failed(error)
             return self._without_redis()
@@ -180,16 +180,16 @@ class RedisLimits:
             running.pop(lease.name, None)
             if not running:
                 del self._running[lease.tenant]
-        task = asyncio.get_running_loop().create_task(self._send(lease))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, lease: RedisLease) -> None:
+        if self._monotonic() < self._paused_until:
+            self.unsettled += 1
+            return
         # under the limits of now: those of then could take a bucket away that a reload has brought
         arguments = (*self._head(self._limits_of(lease.tenant)), lease.refund, lease.output, lease.name)
-        try:
-            await self._settle(_keys(lease.tenant), arguments)
-        except UNREACHABLE as error:
+        self._batches.call(SETTLE, _keys(lease.tenant), arguments).add_done_callback(self._gave_back)
+
+    def _gave_back(self, answer: asyncio.Future[Any]) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if error is not None:
             self.unsettled += 1
             self._failed(error)
 
@@ -198,7 +198,7 @@ class RedisLimits:
         now = "" if self._clock is None else self._clock()
         for tenant, running in list(self._running.items()):
             try:
-                await self._renew(_keys(tenant)[1:], (now, self._lease_seconds, *running))
+                await self._batches.call(RENEW, _keys(tenant)[1:], (now, self._lease_seconds, *running))
             except UNREACHABLE as error:
                 self._failed(error)
 
@@ -238,6 +238,12 @@ class RedisLimits:
             self._warn_at = now + WARN_EVERY
             outcome = "pass without limits" if self._fail_open else "are answered 503"
             logger.warning("Redis failed (%s): requests %s until it is back", _reason(error), outcome)
+
+
+def _cancel(lease: RedisLease) -> None:
+    """Gives back what was granted to a request that had left."""
+    lease.settle(0, 0, 0)
+    lease.release()
 
 
 def _reason(error: BaseException) -> str:

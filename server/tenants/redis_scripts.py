@@ -9,6 +9,8 @@ output per minute and concurrency, -1 for unlimited. Numbers are written with 17
 one.
 """
 
+from server.tenants.redis_batch import Script
+
 _LEVELS = """
 local EPSILON = 1e-6
 local now = tonumber(ARGV[1])
@@ -50,7 +52,7 @@ end
 
 # further arguments: input tokens, the lease's name, seconds that it lasts
 # returns milliseconds until requests, input and output let it pass, and 1 if too many run; four zeros: it is granted
-ACQUIRE = (
+ACQUIRE = Script(
     _LEVELS
     + """
 local input, lease, lasts = tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
@@ -72,7 +74,7 @@ return waits
 )
 
 # further arguments: input tokens to give back (or, below zero, to charge), output tokens to charge, the lease's name
-SETTLE = (
+SETTLE = Script(
     _LEVELS
     + """
 levels[2] = math.min(caps[2], levels[2] + tonumber(ARGV[6]))
@@ -84,7 +86,7 @@ return 0
 )
 
 # one key: leases; arguments: now, seconds that a lease lasts, then the leases' names. One that was given up is not revived
-RENEW = """
+RENEW = Script("""
 local now = tonumber(ARGV[1])
 if not now then
   local time = redis.call('TIME')
@@ -96,4 +98,4 @@ for i = 3, #ARGV do
 end
 redis.call('PEXPIRE', KEYS[1], math.ceil(lasts * 1000))
 return 0
-"""
+""")

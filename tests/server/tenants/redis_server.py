@@ -58,6 +58,7 @@ class RedisServer:
         with Redis.from_url(self.url) as client:
             return int(client.pttl(key))
 
-    def keys(self) -> set[str]:
+    def names(self) -> set[str]:
+        """Of all keys that it holds."""
         with Redis.from_url(self.url) as client:
             return {key.decode() for key in client.keys("*")}

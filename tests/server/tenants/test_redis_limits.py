@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -83,6 +83,38 @@ async def test_an_answer_takes_one_round_trip(redis: RedisServer) -> None:
         assert redis.calls() <= before + 3
 
 
+async def test_a_burst_waits_for_no_connection(redis: RedisServer) -> None:
+    async with gateway(redis.url, Limits(requests_per_minute=1500, concurrency=1500)) as shared:
+        answers = await asyncio.gather(*(shared.acquire("acme", 1) for _ in range(2000)))
+        leases = [answer for answer in answers if not isinstance(answer, Problem)]
+        assert 1500 <= len(leases) < 1600  # the bucket refills meanwhile, 25 a second
+        for lease in leases:
+            lease.settle(1, 1, 1)
+            lease.release()
+        await shared.settled()
+        assert (shared.unreachable, shared.unsettled) == (0, 0)
+        assert "kvgate:{acme}:leases" not in redis.names()
+
+
+async def test_who_leaves_while_it_waits_keeps_nothing(redis: RedisServer) -> None:
+    async with gateway(redis.url, Limits(input_tokens_per_minute=100, concurrency=1)) as shared:
+        (await granted(shared)).release()
+        await shared.settled()
+        for turns in range(12):
+            leaving = asyncio.create_task(shared.acquire("acme", 100))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            with suppress(asyncio.CancelledError):
+                lease = await leaving
+                assert not isinstance(lease, Problem)
+                lease.settle(0, 0, 0)
+                lease.release()
+            await shared.settled()
+            assert "kvgate:{acme}:leases" not in redis.names()
+        await granted(shared, 100)
+
+
 async def test_who_has_no_limits_needs_no_redis() -> None:
     with refused_port() as port:
         async with gateway(f"redis://127.0.0.1:{port}", Limits()) as shared:
@@ -99,7 +131,7 @@ async def test_keys_expire_when_they_say_nothing_more(redis: RedisServer) -> Non
         lease.release()
         await shared.settled()
         assert 110_000 < redis.ttl_ms("kvgate:{acme}:levels") <= 121_000  # a debt takes longer
-        assert redis.keys() == {"kvgate:{acme}:levels"}
+        assert redis.names() == {"kvgate:{acme}:levels"}
 
 
 async def test_places_of_a_gateway_that_died_come_back(redis: RedisServer) -> None:
