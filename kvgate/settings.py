@@ -38,6 +38,8 @@ class Setting:
             return "SECONDS"
         if self.name.endswith("_bytes"):
             return "BYTES"
+        if self.name.endswith(("_file", "_cert", "_key")):
+            return "FILE"
         return "TEXT" if self.kind is str else "N"
 
     def parse(self, text: str, source: str) -> Any:
@@ -60,6 +62,35 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0, 65535),
     Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
     Setting("aliases", str, "", "further names of served models, e.g. gpt-4o=qwen3,claude-*=qwen3"),
+    Setting(
+        "max_inflight_per_replica",
+        int,
+        256,
+        "requests that an engine gets at once; further ones wait in the gateway",
+        1,
+    ),
+    Setting("queue_size", int, 1024, "requests that may wait for a place at an engine; more are answered 503"),
+    Setting("queue_timeout", float, 60.0, "seconds that a request may wait for a place at an engine", 0.01),
+    Setting(
+        "retry_ratio",
+        float,
+        0.2,
+        "retries at other engines, as a share of the requests; 0 leaves ten in ten seconds",
+        0,
+        1,
+    ),
+    Setting(
+        "key_file", str, "", "file of keys, tenants and limits, see kvgate keys; without one everybody is the operator"
+    ),
+    Setting("isolation", str, "shared", "who may share cached prefixes: shared (all), tenant or key"),
+    Setting(
+        "salt_secret_file", str, "", "secret from which isolation makes cache salts (or environment KVGATE_SALT_SECRET)"
+    ),
+    Setting("redis_url", str, "", "Redis in which several gateways share limits, e.g. redis://127.0.0.1:6379/0"),
+    Setting("engine_key_file", str, "", "file with the key that the engines ask for (vLLM's --api-key)"),
+    Setting("cors_origins", str, "", "origins whose pages may read answers, separated by commas; * for all"),
+    Setting("tls_cert", str, "", "PEM file with the certificate chain; with --tls-key the gateway speaks HTTPS"),
+    Setting("tls_key", str, "", "PEM file with the certificate's key"),
     Setting("connect_timeout", float, 2.0, "seconds to reach an engine before the next one is tried", 0.01),
     Setting("first_byte_timeout", float, 600.0, "seconds until an engine's first byte, its queue included", 0.01),
     Setting("idle_timeout", float, 120.0, "seconds without a byte from an engine that had begun to answer", 0.01),
@@ -87,6 +118,18 @@ class Settings:
     port: int = 8000
     policy: str = "least-load"
     aliases: str = ""
+    max_inflight_per_replica: int = 256
+    queue_size: int = 1024
+    queue_timeout: float = 60.0
+    retry_ratio: float = 0.2
+    key_file: str = ""
+    isolation: str = "shared"
+    salt_secret_file: str = ""
+    redis_url: str = ""
+    engine_key_file: str = ""
+    cors_origins: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
     connect_timeout: float = 2.0
     first_byte_timeout: float = 600.0
     idle_timeout: float = 120.0

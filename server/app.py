@@ -12,9 +12,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from kvgate import __version__
 from kvgate.errors import Problem
+from server.cors import EXPOSED
 from server.gateway import Gateway
 from server.responses import responses_router
 from server.routes import ROUTES, Route
@@ -39,8 +41,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             await watcher.stop()
             for connection in list(gateway.connections):
                 connection.transport.abort()
-            for replica in gateway.replicas.all:
-                replica.pool.close()
+            gateway.replicas.close()
 
     app = FastAPI(
         title="kvgate",
@@ -51,6 +52,14 @@ def create_app(gateway: Gateway) -> FastAPI:
         lifespan=lifespan,
     )
     _answer_errors(app, gateway)
+    if gateway.cors.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=gateway.cors.origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
 
     @app.get("/health/live", tags=["operations"], summary="The process runs")
     async def live() -> dict[str, str]:
@@ -69,13 +78,15 @@ def create_app(gateway: Gateway) -> FastAPI:
         return {"status": status, "replicas": replicas}
 
     @app.get("/v1/models", tags=["openai"], summary="The models that the engines serve")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
+        gateway.identify(request.headers.raw)
         if not gateway.replicas.served:
             raise gateway.unavailable()
         return {"object": "list", "data": gateway.listed_models()}
 
     @app.get("/metrics", tags=["operations"], summary="Prometheus metrics of the gateway", response_class=Response)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        gateway.identify(request.headers.raw, operator=True)
         return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(responses_router(gateway))
@@ -152,3 +163,4 @@ async def _sweep(gateway: Gateway) -> None:
         now = monotonic()
         for connection in list(gateway.connections):
             connection.sweep(now)
+        gateway.queue.expire(now)

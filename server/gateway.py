@@ -1,26 +1,38 @@
-"""What every exchange shares: settings, replicas, metrics. Made once by the app factory and handed on; no globals."""
+"""What every exchange shares. Made once, by `Gateway.build`, and handed on; no globals."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from kvgate.errors import Problem
+from kvgate.errors import Problem, UsageError
 from kvgate.settings import Settings
 from server.admission import Admission, admit
+from server.cors import Cors
 from server.credentials import Credentials
-from server.exchange.http1 import Header
 from server.metrics import GatewayMetrics
 from server.models import Aliases
 from server.replicas import EngineUrl, ReplicaSet
+from server.retries import RetryBudget
 from server.routes import Route
+from server.tenants.keys import Identifier, Identity, KeyFile, OpenKeys
+from server.tenants.limits import MemoryLimits
+from server.tenants.redis_limits import RedisLimits
+from server.tenants.salt import Salts, read_salt_secret
+from server.waiting import AdmissionQueue
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
+
+BYTES_PER_TOKEN = (
+    4  # of a request body, for limits, until the engine has counted: English prose and code have about as many
+)
 
 
 class RequestIds:
@@ -41,8 +53,14 @@ class Gateway:
     settings: Settings
     metrics: GatewayMetrics
     replicas: ReplicaSet
-    credentials: Credentials = field(default_factory=Credentials)
-    aliases: Aliases = field(default_factory=Aliases)
+    keys: Identifier
+    limits: MemoryLimits | RedisLimits
+    salts: Salts
+    queue: AdmissionQueue
+    credentials: Credentials
+    aliases: Aliases
+    cors: Cors
+    retry_budget: RetryBudget
     draining: bool = False
     new_id: RequestIds = field(default_factory=RequestIds)
     connections: set[ClientConnection] = field(default_factory=set)
@@ -51,17 +69,60 @@ class Gateway:
     def build(cls, settings: Settings, engines: list[str], registry: CollectorRegistry | None = None) -> Gateway:
         """From settings and engine URLs; raises UsageError. `registry` is a new one if not given."""
         metrics = GatewayMetrics(registry or CollectorRegistry())
-        replicas = ReplicaSet([EngineUrl.parse(url) for url in engines], settings.policy, metrics)
-        return cls(settings, metrics, replicas, aliases=Aliases.parse(settings.aliases))
+        replicas = ReplicaSet(
+            [EngineUrl.parse(url) for url in engines],
+            settings.policy,
+            metrics,
+            max_inflight=settings.max_inflight_per_replica,
+        )
+        keys: Identifier = KeyFile(settings.key_file) if settings.key_file else OpenKeys()
+        limits: MemoryLimits | RedisLimits = (
+            RedisLimits(settings.redis_url, keys.limits_of) if settings.redis_url else MemoryLimits(keys.limits_of)
+        )
+        if settings.isolation == "shared":
+            salts = Salts("shared")
+        else:
+            salts = Salts(settings.isolation, read_salt_secret(settings.salt_secret_file, os.environ))
+        queue = AdmissionQueue(replicas.capacity, settings.queue_size, settings.queue_timeout)
+        replicas.on_capacity = queue.fill
+        metrics.watch_queue(lambda: queue.waiting, queue.oldest_age)
+        return cls(
+            settings,
+            metrics,
+            replicas,
+            keys,
+            limits,
+            salts,
+            queue,
+            Credentials(_read_key(settings.engine_key_file), guarded=bool(settings.key_file)),
+            Aliases.parse(settings.aliases),
+            Cors(settings.cors_origins),
+            RetryBudget(settings.retry_ratio),
+        )
 
     @property
     def ready(self) -> bool:
         return self.replicas.ready and not self.draining
 
-    def admit(self, route: Route, headers: list[Header], body: bytes) -> Admission | Problem:
-        """May this request pass, and as what. Asked by the exchanges and by the gateway's own routes alike."""
+    def admit(self, route: Route, identity: Identity, body: bytes) -> Admission | Problem:
+        """May this request pass, and as what."""
         served = self.replicas.served
-        return admit(route, body, served, self.aliases) if served else self.unavailable()
+        if not served:
+            return self.unavailable()
+        return admit(route, body, served, self.aliases, self.salts.salt_for(identity))
+
+    def identify(self, headers: list[tuple[bytes, bytes]], *, operator: bool = False) -> Identity:
+        """Who asks for one of the gateway's own routes; raises Problem."""
+        identity = self.keys.identify(headers)
+        if isinstance(identity, Problem):
+            raise identity
+        if operator and identity.role != "operator":
+            raise Problem(403, "operator_only", "This is for keys with the role operator.")
+        return identity
+
+    def estimated_tokens(self, body_bytes: int) -> int:
+        """Prompt tokens of a request, for limits, before the engine has counted them. An estimate."""
+        return body_bytes // BYTES_PER_TOKEN
 
     def listed_models(self) -> list[dict[str, Any]]:
         """What GET /v1/models lists: the engines' own entries, then the aliases of them (patterns name no model)."""
@@ -76,5 +137,22 @@ class Gateway:
         """No engine can be asked now."""
         wait = max(1, round(self.settings.health_interval))
         return Problem(
-            503, "engine_unavailable", "No engine answers at the moment. Try again shortly.", retry_after=wait
+            503,
+            "engine_unavailable",
+            "No engine answers at the moment. Try again shortly.",
+            retry_after=wait,
+            reason="no_engine",
         )
+
+
+def _read_key(path: str) -> str | None:
+    """The engines' key, from a file; None without one."""
+    if not path:
+        return None
+    try:
+        key = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--engine-key-file {path}: {error}") from None
+    if not key or not key.isprintable() or " " in key:
+        raise UsageError(f"--engine-key-file {path}: it must hold one key on one line")
+    return key

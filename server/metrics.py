@@ -90,6 +90,7 @@ class GatewayMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self._series: dict[tuple[str, str, str], Series] = {}
+        self._rejected: dict[str, int] = {}
         registry.register(self)
 
         def gauge(name: str, text: str) -> Gauge:
@@ -111,6 +112,13 @@ class GatewayMetrics(Collector):
             registry=registry,
         )
 
+    def watch_queue(self, waiting: Callable[[], int], oldest_age: Callable[[], float]) -> None:
+        """Shows the admission queue."""
+        text = "Requests that wait for a place at an engine."
+        Gauge("kvgate_queue_requests", text, registry=self.registry).set_function(waiting)
+        text = "Seconds that the oldest waiting request has waited."
+        Gauge("kvgate_queue_age_seconds", text, registry=self.registry).set_function(oldest_age)
+
     def series(self, route: str, model: str, tenant: str) -> Series:
         """The series of these labels. `model` is a served name or OTHER: nothing that a client invents."""
         key = (route, model, tenant)
@@ -118,6 +126,10 @@ class GatewayMetrics(Collector):
         if series is None:
             series = self._series[key] = Series(*key)
         return series
+
+    def rejected(self, reason: str) -> None:
+        """Counts a request that the gateway did not let through for want of something. `reason` is one of our own words."""
+        self._rejected[reason] = self._rejected.get(reason, 0) + 1
 
     def drop_replica(self, replica: str) -> None:
         """Ends the series of a replica that is gone: where replicas come and go, their names never end."""
@@ -136,6 +148,14 @@ class GatewayMetrics(Collector):
             for code, count in sorted(series.codes.items()):
                 requests.add_metric((*series.labels, str(code)), count)
         yield requests
+        rejected = CounterMetricFamily(
+            "kvgate_rejected",
+            "Requests that were refused for want of a limit's budget, of a place in the queue or of an engine.",
+            labels=("reason",),
+        )
+        for reason, count in sorted(self._rejected.items()):
+            rejected.add_metric((reason,), count)
+        yield rejected
         yield _histogram(
             "kvgate_ttft_seconds",
             "From the last byte of a streamed request to its first generated content (a role alone is none).",

@@ -22,6 +22,7 @@ def responses_router(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["openai"])
 
     async def ask(request: Request, response_id: str, action: str = "") -> Response:
+        gateway.identify(request.headers.raw)
         if not _ID.fullmatch(response_id):
             raise Problem(400, "invalid_id", "The response id is not valid.", param="response_id")
         sent, extra = gateway.credentials.for_engine(request.headers.raw)

@@ -50,8 +50,9 @@ class Server(uvicorn.Server):
         gc.freeze()
         gc.set_threshold(100_000, 50, 1000)
         host, port = self.servers[0].sockets[0].getsockname()[:2]
+        scheme = "https" if self.config.is_ssl else "http"
         shown = f"[{host}]" if ":" in host else host
-        print(f"kvgate listens on http://{shown}:{port}", file=sys.stderr, flush=True)  # noqa: T201  what `serve` tells its user
+        print(f"kvgate listens on {scheme}://{shown}:{port}", file=sys.stderr, flush=True)  # noqa: T201  what `serve` tells its user
 
 
 def configure(gateway: Gateway) -> uvicorn.Config:
@@ -68,6 +69,8 @@ def configure(gateway: Gateway) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
         timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
     )
 
@@ -79,6 +82,8 @@ def run_gateway(settings: Settings, engines: list[str]) -> int:
     """
     if settings.log_level not in _LEVELS:
         raise UsageError(f"--log-level {settings.log_level!r} is not one of {', '.join(_LEVELS)}")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise UsageError("--tls-cert and --tls-key go together")
     gateway = Gateway.build(settings, engines)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # uvicorn's own lines carry request targets, whose query strings users type into

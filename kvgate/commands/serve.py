@@ -41,10 +41,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def read_settings(args: argparse.Namespace) -> Settings:
     """The settings that the arguments and the environment give; raises UsageError."""
     settings = Settings.load({setting.name: getattr(args, setting.name) for setting in SETTINGS})
-    if not args.insecure_no_auth and not is_loopback(settings.host):
+    if not (args.insecure_no_auth or settings.key_file or is_loopback(settings.host)):
         raise UsageError(
             f"--host {settings.host} is not loopback and there are no keys: anyone who reaches it could use the engines. "
-            "Bind 127.0.0.1, or say --insecure-no-auth"
+            "Give --key-file (kvgate keys add makes one), bind 127.0.0.1, or say --insecure-no-auth"
         )
     return settings
 

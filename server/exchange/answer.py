@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from kvgate.errors import Dialect, Problem
 from server.exchange.http1 import LAST_CHUNK, STATUS_LINE, Header, chunk, response_head
@@ -49,8 +50,8 @@ class AnswerWriter:
         self.keep_alive = False
         self.write(event, last=False)
 
-    def problem(self, problem: Problem, dialect: Dialect, request_id: bytes) -> None:
-        """The gateway's own answer, whole."""
+    def problem(self, problem: Problem, dialect: Dialect, request_id: bytes, extra: Iterable[bytes] = ()) -> None:
+        """The gateway's own answer, whole, with `extra` header lines."""
         body = problem.body(dialect, request_id.decode("ascii"))
         lines = [
             STATUS_LINE[problem.status],
@@ -64,6 +65,7 @@ class AnswerWriter:
             lines.append(b"x-kvgate-reason: %b\r\n" % problem.reason.encode("ascii"))
         if problem.retry_after is not None:
             lines.append(b"retry-after: %d\r\n" % problem.retry_after)
+        lines += extra
         lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         lines.append(body)
         self.started = True

@@ -1,7 +1,8 @@
 """One proxied request and its one owner.
 
-The Exchange holds the request's body, its place at a replica, its engine connection and its metrics, and gives each up
-exactly once, in `_finish`, on every way out: answered, failed, timed out, or the client gone at any moment.
+The Exchange holds the request's body, its place in the queue and at a replica, its engine connection, its lease and its
+counts, and gives each up exactly once, in `_finish`, on every way out: answered, failed, timed out, or the client gone at
+any moment.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from typing import TYPE_CHECKING
 
 from kvgate.errors import Problem
 from server.admission import Admission
+from server.breaker import Failure
 from server.exchange.answer import AnswerWriter
+from server.exchange.attempt import Attempt
 from server.exchange.http1 import CONTINUE, Header, request_head
-from server.exchange.sse import EventBuffer, events
-from server.exchange.upstream import EngineConnection
+from server.exchange.relay import Relay, relay_for
 from server.metrics import OTHER, Series
 from server.routes import Route
-from server.usage import USAGE, has_content, read_usage, without_usage
+from server.tenants.budget import Lease
+from server.tenants.keys import Identity
+from server.tenants.limits import MemoryLimits
+from server.usage import Usage
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
     from server.replicas import Replica
+    from server.tenants.redis_limits import RedisLimits
 
 CLIENT_GONE = 499
+ELSEWHERE = frozenset((429, 502, 503, 504))  # statuses of an engine after which another one is asked
 NEVER = float("inf")
 _SAFE_ID = re.compile(rb"[!-~]{1,128}\Z")
 
@@ -38,40 +45,40 @@ class _NobodyWaits:
 
 
 class Exchange:
-    """See the module. It stands in uvicorn's place for a request cycle, hence the public names in the first group."""
+    """See the module. It stands in uvicorn's place for a request cycle, hence the public names in the first group.
+
+    It is a Waiter of the admission queue, and an AttemptOwner.
+    """
 
     __slots__ = (
         "_admission",
         "_answer",
-        "_answer_headers",
-        "_answer_lines",
+        "_attempt",
         "_body",
         "_client",
-        "_connection",
-        "_contents",
-        "_dialing",
-        "_events",
         "_gateway",
         "_headers",
-        "_held",
-        "_holding",
-        "_loop",
+        "_identity",
+        "_lease",
+        "_leasing",
         "_parts",
         "_problem",
         "_ready_at",
-        "_replica",
-        "_reused",
+        "_relay",
+        "_retries",
         "_route",
+        "_sent_at",
         "_series",
         "_size",
+        "_slot",
         "_stalled",
         "_status",
         "_target",
         "_tried",
-        "_usage_bytes",
+        "_waiting",
         "deadline",
         "disconnected",
-        "queued",
+        "pipelined",
         "request_id",
         "response_complete",
         "wants_continue",
@@ -81,42 +88,38 @@ class Exchange:
     def __init__(self, client: ClientConnection, route: Route, target: bytes, http10: bool, keep_alive: bool) -> None:
         self.response_complete = False
         self.disconnected = False
-        self.queued = False  # behind an earlier request of the same connection
+        self.pipelined = False  # behind an earlier request of the same connection
+        self.wants_continue = client.expect_100_continue
+        self.deadline = NEVER  # monotonic seconds: when patience with the engine ends
+        self.request_id = b""
 
         self._client = client
         self._gateway = client.gateway
-        self._loop = client.loop
         self._route = route
         self._target = target
         self._headers: list[Header] = client.headers
         self._answer = AnswerWriter(client.transport, http10, keep_alive)
-        self.wants_continue = client.expect_100_continue
-        self.request_id = b""
-        self.deadline = NEVER
+        self._series: Series = self._gateway.metrics.series(route.label, OTHER, "")  # until the caller is known
 
         self._parts: list[bytes] = []
         self._size = 0
         self._body: bytes | None = None  # once it is complete
         self._problem: Problem | None = None  # to be answered when the turn comes
-        self._ready_at = 0.0
+        self._ready_at = 0.0  # monotonic seconds of the body's last byte
+        self._sent_at = 0.0
+        self._identity: Identity | None = None
         self._admission: Admission | None = None
-        self._series: Series = client.gateway.metrics.series(route.label, OTHER, "default")  # until it is admitted
 
+        self._lease: Lease | None = None
+        self._leasing: asyncio.Task[None] | None = None
+        self._waiting = False  # in the admission queue
+        self._slot = False  # of the admission queue is taken
         self._tried: list[Replica] = []
-        self._replica: Replica | None = None
-        self._connection: EngineConnection | None = None
-        self._dialing: asyncio.Task[None] | None = None
-        self._reused = False
-
-        self._status = 0
-        self._answer_headers: list[Header] = []
-        self._answer_lines: list[bytes] = []
-        self._holding = False
-        self._held = bytearray()
-        self._events: EventBuffer | None = None
-        self._contents = 0  # events of a stream from its first content on
+        self._retries = 0
+        self._attempt: Attempt | None = None
+        self._status = 0  # of the engine's answer
+        self._relay: Relay | None = None
         self._stalled = False  # by a client that does not read
-        self._usage_bytes = b""
 
     # -- what uvicorn's protocol asks of a request cycle
 
@@ -130,14 +133,25 @@ class Exchange:
 
     # -- the request
 
+    def authorize(self) -> bool:
+        """Whether the headers show a valid key; if not, the request is refused before its body is read."""
+        identity = self._gateway.keys.identify(self._headers)
+        if isinstance(identity, Problem):
+            self.refuse(identity)
+            return False
+        self._identity = identity
+        self._series = self._gateway.metrics.series(self._route.label, OTHER, identity.tenant)
+        return True
+
     def begin(self) -> None:
         """Its turn: all earlier answers of the connection are complete."""
+        self.pipelined = False
         if self.response_complete:
             return
         if self._problem is not None:
             self.refuse(self._problem)
         elif self._body is not None:
-            self._dispatch()
+            self._admit()
         elif self.wants_continue:
             self._client.transport.write(CONTINUE)
 
@@ -158,8 +172,8 @@ class Exchange:
         parts = self._parts
         self._body = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        if not self.queued:
-            self._dispatch()
+        if not self.pipelined:
+            self._admit()
 
     def too_large(self) -> Problem:
         limit = self._gateway.settings.max_body_bytes
@@ -167,7 +181,7 @@ class Exchange:
 
     def refuse(self, problem: Problem) -> None:
         """Answers a request whose body is not (wholly) read; the connection ends with the answer."""
-        if self.queued:
+        if self.pipelined:
             self._problem = problem
             self._parts.clear()
             return
@@ -175,21 +189,42 @@ class Exchange:
         self._client.discard_rest()
         self._fail(problem)
 
-    # -- to the engine
+    # -- its way to an engine: admission, lease, queue, replica
 
-    def _dispatch(self) -> None:
+    def _admit(self) -> None:
         self._ready_at = monotonic()
         self._choose_id()
-        body = self._body
+        body, identity = self._body, self._identity
         assert body is not None
-        admission = self._gateway.admit(self._route, self._headers, body)
+        assert identity is not None
+        admission = self._gateway.admit(self._route, identity, body)
         if isinstance(admission, Problem):
             self._fail(admission)
             return
         self._admission = admission
         self._body = admission.body
-        self._series = self._gateway.metrics.series(self._route.label, admission.model, admission.tenant)
-        self._try_next()
+        self._series = self._gateway.metrics.series(self._route.label, admission.model, identity.tenant)
+        if not self._gateway.replicas.capacity(admission.model):
+            self._fail(self._gateway.unavailable())
+            return
+        limits, estimate = self._gateway.limits, self._gateway.estimated_tokens(len(body))
+        if isinstance(limits, MemoryLimits):
+            self._leased(limits.acquire(identity.tenant, estimate))
+        else:
+            self._leasing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate))
+
+    async def _wait_for_lease(self, limits: RedisLimits, estimate: int) -> None:
+        assert self._identity is not None
+        lease = await limits.acquire(self._identity.tenant, estimate)
+        self._leasing = None
+        self._leased(lease)
+
+    def _leased(self, lease: Lease | Problem) -> None:
+        if isinstance(lease, Problem):
+            self._fail(lease)
+        else:
+            self._lease = lease
+            self._enter()
 
     def _choose_id(self) -> None:
         for name, value in self._headers:
@@ -198,151 +233,138 @@ class Exchange:
                 return
         self.request_id = self._gateway.new_id()
 
-    def _try_next(self, failed: Replica | None = None) -> None:
-        """Takes the next replica, after `failed` if one did; answers 503 where none is left."""
+    def _enter(self) -> None:
+        identity = self._identity
+        assert identity is not None
+        tenant = self._gateway.keys.tenant(identity.tenant)
+        try:
+            runs = self._gateway.queue.enter(self, identity.tenant, tenant.weight, tenant.priority)
+        except Problem as problem:
+            self._fail(problem)
+            return
+        if runs:
+            self.admitted()
+        else:
+            self._waiting = True
+
+    def admitted(self) -> None:
+        """The queue has given a slot."""
+        self._waiting = False
+        self._slot = True
+        self._gateway.retry_budget.request()
         admission = self._admission
         assert admission is not None
-        replica = self._gateway.replicas.pick(admission.model, self._tried)
-        if replica is None:
+        replica = self._gateway.replicas.pick(admission.model)
+        if replica is None:  # the last one went while this waited
             self._fail(self._gateway.unavailable())
-            return
-        if failed is not None:
-            self._gateway.metrics.retries.labels(failed.name).inc()
-        self._tried.append(replica)
-        self._replica = replica
-        replica.inflight += 1
-        connection = replica.pool.take()
-        if connection is not None:
-            self._reused = True
-            self._send(connection)
         else:
-            self._dial(replica)
+            self._attempt_at(replica)
 
-    def _dial(self, replica: Replica) -> None:
-        self._reused = False
-        self._dialing = self._loop.create_task(self._connect(replica))
+    def refused(self, problem: Problem) -> None:
+        """The queue has none in time."""
+        self._waiting = False
+        self._fail(problem)
 
-    async def _connect(self, replica: Replica) -> None:
-        try:
-            connection = await replica.pool.dial(self._gateway.settings.connect_timeout)
-        except OSError:
-            self._dialing = None
-            self._leave_replica()
-            self._gateway.replicas.mark(replica, up=False)
-            self._try_next(failed=replica)
-            return
-        self._dialing = None
-        self._send(connection)
+    def _attempt_at(self, replica: Replica) -> None:
+        admission = self._admission
+        assert admission is not None
+        self._tried.append(replica)
+        headers, extra = self._gateway.credentials.for_engine(self._headers)
+        body = admission.body
+        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, headers, extra)
+        self._attempt = Attempt(replica, self, head, body)
+        self._attempt.start(self._gateway.settings.connect_timeout)
 
-    def _send(self, connection: EngineConnection) -> None:
-        replica, body = self._replica, self._body
-        assert replica is not None
-        assert body is not None
-        self._connection = connection
+    def _try_elsewhere(self) -> bool:
+        """Gives up the present attempt for one at another replica. False if there is none, or no retry left in the budget."""
+        admission, gateway, failed = self._admission, self._gateway, self._attempt
+        assert admission is not None
+        assert failed is not None
+        replica = gateway.replicas.pick(admission.model, self._tried)
+        if replica is None:
+            return False
+        if not gateway.retry_budget.try_retry():
+            gateway.replicas.gave_up(replica)
+            return False
+        failed.end()
+        self._count_retry(failed.replica)
+        self.deadline = NEVER
+        self._attempt_at(replica)
+        return True
+
+    def _count_retry(self, failed: Replica) -> None:
+        self._retries += 1
+        self._gateway.metrics.retries.labels(failed.name).inc()
+
+    # -- from the attempt (AttemptOwner)
+
+    def request_sent(self) -> None:
         now = monotonic()
         self.deadline = now + self._gateway.settings.first_byte_timeout
-        self._series.overhead.observe(now - self._ready_at)
-        headers, extra = self._gateway.credentials.for_engine(self._headers)
-        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, headers, extra)
-        connection.send(self, head, body)
+        if not self._sent_at:
+            self._sent_at = now
+            self._series.overhead.observe(now - self._ready_at)
 
-    # -- from the engine (AnswerReader)
+    def engine_unreachable(self) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        self._judge(Failure.CONNECT)
+        if not self._try_elsewhere():
+            self._fail(self._gateway.unavailable())
 
     def engine_head(self, status: int, headers: list[Header], length: int | None) -> None:
-        replica = self._replica
-        assert replica is not None
+        attempt, admission = self._attempt, self._admission
+        assert attempt is not None
+        assert admission is not None
+        if status >= 500:
+            self._judge(Failure.STATUS)
+        else:
+            self._gateway.replicas.began(attempt.replica)
+        if status in ELSEWHERE and (status != 429 or len(self._tried) == 1) and self._try_elsewhere():
+            return
         settings = self._gateway.settings
         self.deadline = monotonic() + settings.idle_timeout
         self._status = status
-        extra = [b"x-request-id: ", self.request_id, b"\r\n", replica.header]
-        for name, value in headers:
-            if name == b"content-type" and value.startswith(b"text/event-stream"):
-                self._events = EventBuffer()
-                length = None  # an error event may have to be appended
-        if self._events is None and (length is None or length <= settings.max_held_bytes):
-            self._holding = True
-            self._answer_headers, self._answer_lines = headers, extra  # for the head, which follows the body
-        else:
-            self._answer.head(status, headers, extra, length)
+        lines = [b"x-request-id: ", self.request_id, b"\r\n", attempt.replica.header]
+        lines += self._gateway.cors.lines(self._headers)
+        self._relay = relay_for(
+            self._answer,
+            status,
+            headers,
+            lines,
+            length,
+            hides_usage=admission.hides_usage,
+            max_held=settings.max_held_bytes,
+        )
 
     def engine_body(self, data: bytes, last: bool) -> None:
+        attempt, relay = self._attempt, self._relay
+        assert attempt is not None
+        assert relay is not None
         if last:
-            self._connection = None  # back in its pool
-        if self._events is not None:
-            self._relay_events(self._events, data, last)
-        elif self._holding:
-            self._hold(data, last)
-        else:
-            self._relay(data, last)
-
-    def engine_lost(self, why: str, began: bool) -> None:
-        self._connection = None
-        replica = self._replica
-        assert replica is not None
-        if not began and self._reused:
-            # A kept connection that the engine closed just as it was used: the request was not read. Once, and anew.
-            self._gateway.metrics.retries.labels(replica.name).inc()
-            self._dial(replica)
-            return
-        self._fail(Problem(502, "engine_failed", f"The engine {why} before its answer was complete."))
-
-    # -- to the client
-
-    def _relay_events(self, buffer: EventBuffer, data: bytes, last: bool) -> None:
-        self.deadline = monotonic() + self._gateway.settings.idle_timeout
+            attempt.disconnected()
+            self._judge(None)
+        elif not self._stalled:
+            self.deadline = monotonic() + self._gateway.settings.idle_timeout
         try:
-            whole = buffer.take(data)
+            relay.feed(data, last)
         except OverflowError:
             self._fail(Problem(502, "engine_failed", "The engine sent an event that is too large."))
             return
-        admission = self._admission
-        assert admission is not None
-        if whole:
-            if USAGE.search(whole):
-                self._usage_bytes = whole
-                if admission.hides_usage:
-                    whole = without_usage(whole)
-            if self._contents:
-                self._contents += 1 + whole.count(b"\ndata:", 1)
-            elif contents := sum(map(has_content, events(whole))):
-                self._contents = contents
-                self._series.ttft.observe(monotonic() - self._ready_at)
-        if last:
-            whole += buffer.rest  # an end without its empty line; the bytes are the engine's
-        if whole or last:
-            self._answer.write(whole, last)
         if last:
             self._finish(self._status)
 
-    def _hold(self, data: bytes, last: bool) -> None:
-        held = self._held
-        held += data
-        if not last:
-            self.deadline = monotonic() + self._gateway.settings.idle_timeout
-            if len(held) > self._gateway.settings.max_held_bytes:  # too large to wait for: from here on as it comes
-                self._holding = False
-                self._answer.head(self._status, self._answer_headers, self._answer_lines, None)
-                self._relay(bytes(held), False)
-                held.clear()
+    def engine_lost(self, why: str, began: bool) -> None:
+        attempt = self._attempt
+        assert attempt is not None
+        attempt.disconnected()
+        if not began and attempt.reused:
+            # A kept connection that the engine closed just as it was used: the request was not read. Once, and anew.
+            self._count_retry(attempt.replica)
+            attempt.dial(self._gateway.settings.connect_timeout)
             return
-        body = data if len(held) == len(data) else bytes(held)
-        usage = read_usage(body)
-        extra = self._answer_lines
-        if usage is not None:
-            self._series.used(usage)
-            if usage.cached is not None:
-                extra.append(b"x-kvgate-delivered-tokens: %d\r\n" % usage.cached)
-        self._answer.head(self._status, self._answer_headers, extra, len(body))
-        self._answer.write(body, True)
-        self._finish(self._status)
-
-    def _relay(self, data: bytes, last: bool) -> None:
-        self.deadline = monotonic() + self._gateway.settings.idle_timeout
-        self._answer.write(data, last)
-        if USAGE.search(data):
-            self._usage_bytes = data
-        if last:
-            self._finish(self._status)
+        self._judge(Failure.LOST)
+        self._fail(Problem(502, "engine_failed", f"The engine {why} before its answer was complete."))
 
     # -- the ways out
 
@@ -358,60 +380,84 @@ class Exchange:
             self._client.transport.abort()
             self.client_gone()
             return
-        what = (
-            "sent nothing for too long" if self._answer.started or self._status else "did not begin to answer in time"
-        )
+        self._judge(Failure.TIMEOUT)
+        what = "sent nothing for too long" if self._status else "did not begin to answer in time"
         self._fail(Problem(504, "engine_timeout", f"The engine {what}."))
 
     def _fail(self, problem: Problem) -> None:
         if not self.request_id:
             self._choose_id()
+        if problem.reason is not None:
+            self._gateway.metrics.rejected(problem.reason)
         answer, dialect = self._answer, self._route.dialect
         if not answer.started:
-            answer.problem(problem, dialect, self.request_id)
-        elif self._events is not None:
-            answer.cut(problem.event(dialect, self.request_id.decode("ascii")))
-        else:
-            answer.keep_alive = False  # the body stays short of its length: the client can tell
+            answer.problem(problem, dialect, self.request_id, self._gateway.cors.lines(self._headers))
+        elif self._relay is not None:
+            self._relay.cut(problem, dialect, self.request_id.decode("ascii"))
         self._finish(problem.status)
 
     def _finish(self, code: int) -> None:
         """Gives up everything, once."""
         self.response_complete = True
         self.deadline = NEVER
-        if self._dialing is not None:
-            self._dialing.cancel()
-            self._dialing = None
-        if self._connection is not None:
-            self._connection.abort()
-            self._connection = None
-        self._leave_replica()
-        if self._usage_bytes and (usage := read_usage(self._usage_bytes)):
-            self._series.used(usage)
-        elif self._contents:  # a stream that broke off: a token for each event is the least that it was
-            self._series.output += self._contents
-        self._series.finished(code, monotonic() - self._ready_at if self._ready_at else None)
+        if self._leasing is not None:
+            self._leasing.cancel()
+        if self._waiting:
+            self._gateway.queue.leave(self)
+        if self._attempt is not None:
+            if not self._attempt.judged:
+                self._attempt.judged = True
+                self._gateway.replicas.gave_up(self._attempt.replica)
+            self._attempt.end()
+        self._account(code)
         self._body = None
-        self._held.clear()
+        if self._slot:
+            self._slot = False
+            self._gateway.queue.release()
         if not self.disconnected:
             self._client.answered(self)
 
-    def _leave_replica(self) -> None:
-        if self._replica is not None:
-            self._replica.inflight -= 1
-            self._replica = None
+    def _account(self, code: int) -> None:
+        """Counts what the request has used, for metrics and limits."""
+        relay, series, usage = self._relay, self._series, None
+        if relay is not None:
+            usage = relay.usage()
+            if usage is None and relay.output_at_least:  # a stream that broke off is not free
+                usage = Usage(None, relay.output_at_least, None)
+            if relay.first_content_at:
+                series.ttft.observe(relay.first_content_at - self._ready_at)
+        if usage is not None:
+            series.used(usage)
+        if self._lease is not None:
+            if not self._sent_at:
+                self._lease.settle(0, 0, 0)  # no engine has seen it
+            elif usage is not None:
+                self._lease.settle(usage.prompt, usage.cached, usage.output)
+            self._lease.release()
+        series.finished(code, monotonic() - self._ready_at if self._ready_at else None)
+
+    def _judge(self, failure: Failure | None) -> None:
+        """The verdict on the present attempt, once; None is a good answer."""
+        attempt = self._attempt
+        assert attempt is not None
+        if attempt.judged:
+            return
+        attempt.judged = True
+        if failure is None:
+            self._gateway.replicas.succeeded(attempt.replica)
+        else:
+            self._gateway.replicas.failed(attempt.replica, failure, retry=len(self._tried) > 1)
 
     # -- backpressure: a client that reads slowly slows its engine connection, never the gateway's memory
 
     def pause(self) -> None:
         """The client does not keep up."""
-        if self._connection is not None:
+        if self._attempt is not None and self._attempt.pause():
             self._stalled = True
-            self._connection.pause()
 
     def resume(self) -> None:
         """The client reads again."""
-        if self._connection is not None:
+        if self._stalled and self._attempt is not None:
             self._stalled = False
             self.deadline = monotonic() + self._gateway.settings.idle_timeout
-            self._connection.resume()
+            self._attempt.resume()

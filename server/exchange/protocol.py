@@ -196,13 +196,15 @@ class ClientConnection(HttpToolsProtocol):
         if earlier is None or earlier.response_complete:
             self._answering = exchange
         else:
-            exchange.queued = True
+            exchange.pipelined = True
             self.pipeline.appendleft((self.cycle, self.app))
+        if not exchange.authorize():
+            return
         for name, value in self.headers:
             if name == b"content-length" and int(value) > self.gateway.settings.max_body_bytes:
                 exchange.refuse(exchange.too_large())
                 return
-        if not exchange.queued:
+        if not exchange.pipelined:
             exchange.begin()
 
     # -- the turn of answers
@@ -210,7 +212,6 @@ class ClientConnection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Exchange):
             self._answering = cycle
-            cycle.queued = False
             self.loop.call_soon(cycle.begin)
         else:
             super()._start_asgi_task(cycle, app)

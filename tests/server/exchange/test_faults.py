@@ -167,7 +167,7 @@ async def test_a_dead_replica_s_share_goes_to_the_other_at_once(engine: FakeEngi
         assert {a.status for a in answers} == {200}
         assert len(engine.posts) == 20
         assert gateway.metric("kvgate_retries_total", replica=f"127.0.0.1:{other.port}") == 1  # then it is known
-        assert gateway.metric("kvgate_replica_up", replica=f"127.0.0.1:{other.port}") == 0
+        assert gateway.metric("kvgate_breaker_open", replica=f"127.0.0.1:{other.port}") == 1
 
 
 async def test_ties_rotate_and_load_decides(engine: FakeEngine) -> None:
