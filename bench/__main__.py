@@ -1,4 +1,7 @@
-"""python -m bench: measures, writes the result, exits 0 if every bar holds, 1 if one fails or is INVALID, 2 on set-up errors."""
+"""python -m bench [overhead|peers]: measures and writes the result.
+
+Exit code 0 if every bar holds, 1 if one fails or is INVALID, 2 on set-up errors.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import debian, environment, report, rounds
+from bench import debian, environment, peers, report, rounds
 from bench.phases import PHASES, Bench, Effort
-from bench.process import ROOT
-from bench.targets import TARGETS
+from bench.suites import OVERHEAD, PEERS, SUITES
 from kvgate.errors import KvgateError, SetupError, UsageError
 
 TOOLS = ("nginx", "wrk")
 FULL, QUICK = Effort(rounds=5, seconds=4, repeat=6), Effort(rounds=2, seconds=1, repeat=2)
-OUT = ROOT / "docs" / "results" / "gateway-overhead.json"
 
 
 def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
@@ -29,43 +30,55 @@ def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
     return names
 
 
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def parser() -> argparse.ArgumentParser:
-    parse = argparse.ArgumentParser(prog="python -m bench", description="What the gateway costs, beside nginx.")
-    parse.add_argument("--quick", action="store_true", help="about a minute, for a look; the ratios are rough")
-    parse.add_argument("--out", type=Path, default=OUT, help="JSON file; the Markdown page lies beside it as .md")
-    parse.add_argument("--targets", default=",".join(TARGETS), help="comma-separated")
-    parse.add_argument("--phases", default=",".join(p.name for p in PHASES), help="comma-separated")
+    parse = argparse.ArgumentParser(
+        prog="python -m bench", description="What the gateway costs, beside nginx and its peers."
+    )
+    parse.add_argument("suite", nargs="?", choices=sorted(SUITES), default=OVERHEAD.name, help="the table to measure")
+    parse.add_argument("--quick", action="store_true", help="two short rounds, for a look; the ratios are rough")
+    parse.add_argument("--out", type=Path, help="JSON file; the Markdown page lies beside it as .md")
+    parse.add_argument("--targets", help="comma-separated; all of the suite's unless given")
+    parse.add_argument("--phases", help="comma-separated; the suite's unless given")
     parse.add_argument("--rounds", type=int, help="rounds of each phase")
     return parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    suite = SUITES[given.suite]
     effort = QUICK if given.quick else FULL
     if given.rounds is not None:
         if given.rounds < 1:
             raise UsageError("--rounds: at least 1")
         effort = Effort(given.rounds, effort.seconds, effort.repeat)
-    targets = [TARGETS[name] for name in chosen(given.targets, list(TARGETS), "targets")]
-    names = chosen(given.phases, [p.name for p in PHASES], "phases")
-    phases = [p for p in PHASES if p.name in names]
+    every = list(suite.targets)
+    names = chosen(given.targets, every, "targets") if given.targets is not None else every
+    targets = {name: suite.targets[name] for name in every if name in names}
+    wanted = chosen(given.phases, [p.name for p in PHASES], "phases") if given.phases is not None else suite.phases
+    phases = [p for p in PHASES if p.name in wanted]
     if not sys.platform.startswith("linux"):
         raise SetupError("The benchmark reads /proc and pins cores: it runs on Linux only.")
     load_core, gateway_core = environment.two_cores()
     debian.ensure(TOOLS)
-    out: Path = given.out
+    out: Path = given.out or suite.out
     page = out.with_suffix(".md")
     where = environment.describe(load_core, gateway_core, TOOLS, [out, page])
+    if suite is PEERS:
+        where["versions"] |= peers.versions()
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
         bench = Bench(Path(folder), load_core, gateway_core)
-        outcome = rounds.run(bench, phases, targets, effort, lambda line: print(line, file=sys.stderr, flush=True))
-    judged = outcome.judge()
+        outcome = rounds.run(bench, phases, targets, suite.backends, effort, say)
+    judged = outcome.judge(suite.bars)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report.document(outcome, judged, effort, where), indent=1) + "\n")
-    page.write_text(report.markdown(outcome, judged, effort, where))
+    out.write_text(json.dumps(report.document(suite, outcome, judged, effort, where), indent=1) + "\n")
+    page.write_text(report.markdown(suite, outcome, judged, effort, where))
     for judgement in judged:
         print(judgement)
-    print(f"wrote {out} and {page}", file=sys.stderr)
+    say(f"wrote {out} and {page}")
     return 0 if report.verdict(judged) in ("pass", "none") else 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import payloads
@@ -21,11 +22,12 @@ def command(prefix: Path, configuration: str) -> list[str]:
     return [program("nginx"), "-p", str(prefix), "-c", str(path), "-e", str(prefix / "error.log")]
 
 
-def proxy(prefix: Path, port: int, upstream: str) -> str:
-    """One worker, kept-alive upstream connections, no response buffering: the plainest fair proxy for streams."""
+def proxy(prefix: Path, port: int, upstreams: Sequence[int]) -> str:
+    """The plainest fair proxy for streams: one worker, the upstreams' ports in turn, kept-alive connections, no buffering."""
+    servers = "\n".join(f"        server {LOOPBACK}:{port};" for port in upstreams)
     http = f"""
     upstream engine {{
-        server {upstream};
+{servers}
         keepalive 512;
         keepalive_requests {FOREVER};
         keepalive_timeout 1h;

@@ -1,4 +1,4 @@
-"""The upstream for streams: every POST gets 64 SSE chunks, the first at once, then one every 10 ms.
+"""The upstream for streams: every streamed chat request gets 64 SSE chunks, the first at once, then one every 10 ms.
 
 Run as `python -m bench.pacer PORT`. One timer serves all streams: a wheel with a slot for each millisecond of the period,
 so streams keep the phase in which they came, and a late wake-up makes up for what it missed.
@@ -16,6 +16,8 @@ import uvloop
 from bench import payloads
 from bench.process import LOOPBACK
 
+CHAT = f"POST {payloads.CHAT} ".encode()
+STREAMED = re.compile(rb'"stream": *true')
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 HEAD = b"HTTP/1.1 200 OK\r\nserver: pacer\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -81,8 +83,8 @@ class Engine(asyncio.Protocol):
         found = LENGTH.search(self._buffer, 0, end)
         if len(self._buffer) < end + (int(found[1]) if found else 0):
             return
-        start, self._buffer = self._buffer[:end], b""  # nobody pipelines here
-        if start.startswith(b"POST "):
+        start, body, self._buffer = self._buffer[:end], self._buffer[end:], b""  # nobody pipelines here
+        if start.startswith(CHAT) and STREAMED.search(body):
             self._next = 1
             self.transport.write(self._chunks[0])
             self._wheel.add(self)
@@ -98,7 +100,12 @@ class Engine(asyncio.Protocol):
         return self._next < len(self._chunks)
 
     def _plain(self, path: bytes) -> None:
-        bodies = {b"/v1/models": payloads.models(), b"/metrics": payloads.metrics(), b"/health": b""}
+        bodies = {
+            payloads.CHAT.encode(): payloads.answer(),
+            b"/v1/models": payloads.models(),
+            b"/metrics": payloads.metrics(),
+            b"/health": b"",
+        }
         status = b"200 OK" if path in bodies else b"404 Not Found"
         kind = b"text/plain" if path == b"/metrics" else b"application/json"
         body = bodies.get(path, b"{}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 MODEL = "bench"
+TEXT = "It costs little."
 CHAT = "/v1/chat/completions"
+KEY = "sk-bench-0123456789abcdef0123456789abcdef"  # every request carries it; a target may check it
 STREAM_CHUNKS = 64
 STREAM_PERIOD_MS = 10
 GROUPS = 64  # prefix groups of the request bodies
@@ -48,10 +50,18 @@ def usage(output: int) -> dict[str, object]:
 
 def answer() -> bytes:
     """The upstream's non-streamed answer, as vLLM shapes it."""
-    message = {"role": "assistant", "content": "It costs little."}
+    message = {"role": "assistant", "content": TEXT}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     frame = {"id": "chatcmpl-bench", "object": "chat.completion", "created": 1_700_000_000, "model": MODEL}
     return json.dumps({**frame, "choices": [choice], "usage": usage(4)}).encode()
+
+
+def text_of(answer: bytes) -> str | None:
+    """The text of a non-streamed answer; None if it is no such answer."""
+    try:
+        return str(json.loads(answer)["choices"][0]["message"]["content"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        return None
 
 
 def stream_events() -> list[bytes]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from bench import nginx, payloads, wrk
+from bench import payloads, upstreams, wrk
 from bench.cpu import core_busy_seconds, pinned, tree_cpu_seconds, tree_rss_mb
-from bench.process import ROOT, Child, fetch, free_port
+from bench.process import ROOT, fetch
 from bench.stats import cpu_us
 from bench.targets import Target
 from kvgate.errors import SetupError
@@ -76,16 +75,18 @@ class Phase(ABC):
     name: str
     operation: ClassVar[str]  # what CPU is counted for
 
+    @property
     @abstractmethod
-    def upstream(self, bench: Bench) -> tuple[Child, int]:
-        """The upstream that this phase needs, ready, on the load core; and its port."""
+    def upstream(self) -> upstreams.Start:
+        """How what stands for an engine is started."""
 
     @abstractmethod
     def warm(self, bench: Bench, target: Target) -> None:
         """A short run that opens connections and fills caches. Not measured."""
 
     @abstractmethod
-    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample: ...
+    def measure(self, bench: Bench, target: Target, ports: Sequence[int], effort: Effort) -> Sample:
+        """One round. `ports` are the upstreams'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +98,16 @@ class Requests(Phase):
     size: int
     operation: ClassVar[str] = "request"
 
-    def upstream(self, bench: Bench) -> tuple[Child, int]:
-        folder, port = bench.folder / "upstream", free_port()
-        folder.mkdir(exist_ok=True)
-        command = nginx.command(folder, nginx.upstream(folder, port))
-        child = Child("the upstream (nginx)", command, bench.load_core, folder / "log")
-        return await_ready(child, port)
+    @property
+    def upstream(self) -> upstreams.Start:
+        return upstreams.answering
 
     def warm(self, bench: Bench, target: Target) -> None:
         self._load(bench, target, 1.0)
 
-    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample:
+    def measure(self, bench: Bench, target: Target, ports: Sequence[int], effort: Effort) -> Sample:
         faults = self._inspect(bench, target)
-        before = served(upstream_port)
+        before = [upstreams.served(port) for port in ports]
         loads: list[wrk.Load] = []
 
         def work() -> int:
@@ -117,14 +115,19 @@ class Requests(Phase):
             return loads[0].requests
 
         figures = bench.watch(target, work)
-        load, seen = loads[0], served(upstream_port) - before
+        load = loads[0]
+        each = [upstreams.served(port) - count for port, count in zip(ports, before, strict=True)]
+        seen = sum(each)
         faults += [f"{count} x {kind} error" for kind, count in load.failures.items()]
         if load.requests == 0:
             faults.append("no request answered")
         # health checks and what was in flight at the end come on top; more is duplicated work, fewer is invented answers
-        if not load.requests <= seen <= load.requests + self.concurrency + 20 * (load.seconds + 1):
+        most = load.requests + self.concurrency + len(ports) * 20 * (load.seconds + 1)
+        if seen < load.requests or (target.once and seen > most):
             faults.append(f"{load.requests} requests answered, {seen} reached the upstream")
         figures |= {"count": load.requests, "per_s": load.requests / load.seconds}
+        if len(ports) > 1 and target.pid is not None and load.requests:
+            figures |= {"upstream_requests": seen / load.requests, "smaller_share": min(each) / seen if seen else None}
         return Sample(figures | {"p50_ms": load.p50_ms, "p99_ms": load.p99_ms}, faults)
 
     def _load(self, bench: Bench, target: Target, seconds: float) -> wrk.Load:
@@ -137,37 +140,40 @@ class Requests(Phase):
         """wrk sees only statuses, so one request of each round is looked at whole."""
         body = payloads.filled(payloads.request_template(self.size), bench.serials(1))
         try:
-            status, answer = fetch(target.port, "POST", payloads.CHAT, body)
+            status, answer = fetch(target.port, "POST", payloads.CHAT, body, key=payloads.KEY)
         except (OSError, http.client.HTTPException) as error:
             return [f"a request failed: {type(error).__name__}"]
         if status != 200:
             return [f"a request got status {status}"]
-        return [] if answer == payloads.answer() else ["an answer is not the upstream's"]
+        same = answer == payloads.answer() if target.exact else payloads.text_of(answer) == payloads.TEXT
+        return [] if same else ["an answer is not the upstream's"]
 
 
 @dataclass(frozen=True, slots=True)
 class Streams(Phase):
-    """`concurrency` streams at a time, 64 chunks each, one every 10 ms; every byte of every stream is checked."""
+    """`concurrency` streams at a time, 64 chunks each, one every 10 ms; every stream is checked."""
 
     name: str
     concurrency: int
     operation: ClassVar[str] = "chunk"
 
-    def upstream(self, bench: Bench) -> tuple[Child, int]:
-        port = free_port()
-        command = [sys.executable, "-m", "bench.pacer", str(port)]
-        return await_ready(Child("the upstream (pacer)", command, bench.load_core, bench.folder / "pacer.log"), port)
+    @property
+    def upstream(self) -> upstreams.Start:
+        return upstreams.pacing
 
     def warm(self, bench: Bench, target: Target) -> None:
         self._load(bench, target, 1)
 
-    def measure(self, bench: Bench, target: Target, upstream_port: int, effort: Effort) -> Sample:
+    def measure(self, bench: Bench, target: Target, ports: Sequence[int], effort: Effort) -> Sample:
         seen: dict[str, float | None] = {}
         faults: list[str] = []
 
         def work() -> int:
             said = self._load(bench, target, effort.repeat)
             faults.extend(f"{count} x {kind}" for kind, count in said.pop("failures").items())
+            altered = said.pop("altered")
+            if altered and target.exact:
+                faults.append(f"{altered} x other bytes than the upstream's")
             seen.update(said)
             return int(seen["chunks"] or 0)
 
@@ -195,25 +201,6 @@ class Streams(Phase):
         if done.returncode != 0:
             raise SetupError(f"The stream client failed with exit code {done.returncode}.\n{done.stderr[-2000:]}")
         return cast(dict[str, Any], json.loads(done.stdout))
-
-
-def await_ready(child: Child, port: int) -> tuple[Child, int]:
-    """The child is stopped if it does not get ready: the caller has nothing to stop then."""
-    try:
-        child.wait_until_ready(port, "/health")
-    except BaseException:
-        child.stop()
-        raise
-    return child, port
-
-
-def served(port: int) -> int:
-    """Requests that the upstream nginx has answered, this one not counted."""
-    _, text = fetch(port, "GET", "/stub_status")
-    found = re.search(rb"requests\s+\d+ \d+ (\d+)", text)
-    if found is None:
-        raise ValueError("unreadable stub_status")
-    return int(found[1]) - 1
 
 
 PHASES: tuple[Phase, ...] = (

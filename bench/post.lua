@@ -1,5 +1,5 @@
 -- For wrk: POSTs that share one of 64 prefixes and differ at their end, all of the same length.
--- Arguments: the file with the body template, the path, the first serial number.
+-- Arguments: the file with the body template, the path, the key, the first serial number.
 local head, one, two, three, serial
 
 function init(args)
@@ -7,10 +7,10 @@ function init(args)
   local template = file:read("*a")
   file:close()
   one, two, three = template:match("^(.*)@GROUP@(.*)@SERIAL@(.*)$")
-  serial = tonumber(args[3])
+  serial = tonumber(args[4])
   local length = #one + 3 + #two + 10 + #three
   head = "POST " .. args[2] .. " HTTP/1.1\r\nHost: " .. wrk.headers["Host"]
-    .. "\r\nAccept: application/json\r\nContent-Type: application/json\r\nContent-Length: " .. length .. "\r\n\r\n" .. one
+    .. "\r\nAuthorization: Bearer " .. args[3] .. "\r\nAccept: application/json\r\nContent-Type: application/json\r\nContent-Length: " .. length .. "\r\n\r\n" .. one
 end
 
 function request()

@@ -24,11 +24,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def fetch(port: int, method: str, path: str, body: bytes = b"", timeout: float = 5.0) -> tuple[int, bytes]:
+def fetch(
+    port: int, method: str, path: str, body: bytes = b"", timeout: float = 5.0, key: str | None = None
+) -> tuple[int, bytes]:
     """Status and body of one request over a connection of its own. Raises OSError or HTTPException."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=timeout)
     try:
-        connection.request(method, path, body or None, {"content-type": "application/json"} if body else {})
+        headers = {"content-type": "application/json"} if body else {}
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        connection.request(method, path, body or None, headers)
         response = connection.getresponse()
         return response.status, response.read()
     finally:

@@ -8,11 +8,14 @@ from typing import Any
 from bench.phases import Effort
 from bench.rounds import Outcome
 from bench.stats import Judgement, Spread
+from bench.suites import Suite
 
-SCHEMA = 1
+SCHEMA = 2
 
 
-def document(outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]) -> dict[str, Any]:
+def document(
+    suite: Suite, outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]
+) -> dict[str, Any]:
     phases: dict[str, Any] = {}
     for phase, series in outcome.series.items():
         phases[phase] = {}
@@ -26,6 +29,8 @@ def document(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
             phases[phase][target] = {"summary": summary, "rounds": rounds, "faults": one.faults}
     return {
         "schema": SCHEMA,
+        "suite": suite.name,
+        "backends": suite.backends,
         "environment": environment,
         "effort": {"rounds": effort.rounds, "seconds": effort.seconds, "streams_per_connection": effort.repeat},
         "verdict": verdict(judged),
@@ -35,14 +40,18 @@ def document(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
                 "phase": j.bar.phase,
                 "target": j.bar.target,
                 "base": j.bar.base,
+                "figure": j.bar.figure,
                 "limit": j.bar.limit,
+                "tie": j.bar.tie,
                 "ratio": j.ratio.json() if j.ratio else None,
+                "difference": j.difference.json() if j.difference else None,
                 "verdict": j.verdict,
                 "reasons": list(j.reasons),
             }
             for j in judged
         ],
         "phases": phases,
+        "did_not_start": outcome.absent,
     }
 
 
@@ -56,28 +65,29 @@ def _rounded(figures: dict[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else round(value, 4) for name, value in figures.items()}
 
 
-def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]) -> str:
+def markdown(
+    suite: Suite, outcome: Outcome, judged: list[Judgement], effort: Effort, environment: dict[str, Any]
+) -> str:
     commit = f"`{(environment['commit'] or 'unknown')[:12]}`" + (
         " with uncommitted changes" if environment["dirty"] else ""
     )
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     lines = [
-        "# What the gateway costs on top of the engine",
+        f"# {suite.title}",
         "",
-        f"Measured by `python -m bench` on {environment['date']}, commit {commit}, {environment['cpu']}, "
+        f"Measured by `python -m bench {suite.name}` on {environment['date']}, commit {commit}, {environment['cpu']}, "
         f"{environment['cores']} cores, {environment['kernel']}, load average at the start "
         f"{environment['load_average_at_start']}. Versions: {versions}.",
         "",
-        "The upstream answers at once. It and the load share one core, the target's whole process tree has another. "
-        f"{effort.rounds} rounds, the targets in turn in each; every figure is measured: "
+        f"{'One upstream answers' if suite.backends == 1 else f'{suite.backends} upstreams answer'} at once, and with the "
+        "load share one core; the target's whole process tree has another. "
+        f"{effort.rounds} round{'s' if effort.rounds > 1 else ''}, the targets in turn in each; every figure is measured: "
         "median (lowest–highest) over the rounds.",
         "",
-        "| bar | phase | measured, × nginx | at most | verdict |",
-        "|---|---|---|---|---|",
+        "| bar | phase | of | measured × | at most | difference | verdict |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for j in judged:
-        reasons = f": {'; '.join(j.reasons)}" if j.reasons else ""
-        lines.append(f"| {j.bar.name} | {j.bar.phase} | {_cell(j.ratio, 2)} | {j.bar.limit:g} | {j.verdict}{reasons} |")
+    lines += [_bar(judgement) for judgement in judged]
     for phase, series in outcome.series.items():
         columns = STREAM_COLUMNS if any(s.spread("ttft_p50_ms") for s in series.values()) else REQUEST_COLUMNS
         lines += ["", f"## {phase}", "", f"| target | {' | '.join(columns.values())} | failures |"]
@@ -90,6 +100,8 @@ def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
                 cells.append(_cell(spread, 0 if figure in WHOLE else 2))
             failures = "; ".join(one.faults) or "0"
             lines.append(f"| {target} | {' | '.join(cells)} | {failures} |")
+        for target, reason in outcome.absent.get(phase, {}).items():
+            lines += ["", f"**{target}** did not start: {' '.join(reason.split())}"]
     notes = [
         "",
         "CPU µs is user and system time of the target's process tree from /proc, divided by requests or chunks. "
@@ -99,7 +111,25 @@ def markdown(outcome: Outcome, judged: list[Judgement], effort: Effort, environm
         "*retaken* is how often a round was measured again because streams did not keep their pace.",
         "",
     ]
+    if suite.notes:
+        notes += [suite.notes, ""]
     return "\n".join(lines + notes)
+
+
+def _bar(judged: Judgement) -> str:
+    bar = judged.bar
+    reasons = f": {'; '.join(judged.reasons)}" if judged.reasons else ""
+    difference = f"{_cell(judged.difference, 2)} {bar.unit}" if judged.difference else "-"
+    cells = (
+        bar.name,
+        bar.phase,
+        bar.base,
+        _cell(judged.ratio, 2),
+        f"{bar.limit:g}",
+        difference,
+        f"{judged.verdict}{reasons}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 REQUEST_COLUMNS = {
@@ -110,6 +140,8 @@ REQUEST_COLUMNS = {
     "rss_mb": "RSS MB",
     "others_cpu_share": "others, cores",
     "count": "requests a round",
+    "upstream_requests": "upstream requests each",
+    "smaller_share": "smaller share",
 }
 STREAM_COLUMNS = {
     "cpu_us": "CPU µs/chunk",

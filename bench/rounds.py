@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
+from bench import upstreams
 from bench.phases import Bench, Effort, Phase, Sample
 from bench.stats import Bar, Judgement, Spread, differences
-from bench.targets import Target
+from bench.targets import Launch, Target
+from kvgate.errors import SetupError
 
-BARS = (
-    Bar("CPU per small request", "small-c1", 7.5),
-    Bar("CPU per small request", "small-c16", 7.5),
-    Bar("CPU per small request", "small-c64", 7.5),
-    Bar("CPU per chunk", "streams-c100", 3.0),
-)
+Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -38,20 +35,26 @@ class Series:
 
 @dataclass(slots=True)
 class Outcome:
-    """`series` by phase and target, in the order of the run."""
+    """`series` by phase and target, in the order of the run; `absent` says why a target did not start in a phase."""
 
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
+    absent: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def judge(self, bars: Sequence[Bar] = BARS) -> list[Judgement]:
-        """Every bar whose phase and both targets were run. A failure on either side, or on the load side, is INVALID."""
+    def judge(self, bars: Sequence[Bar]) -> list[Judgement]:
+        """Every bar whose phase and both targets were chosen. A failure on either side, or on the load side, is INVALID,
+        and so is a side that did not start: there is nothing to compare with."""
         judged = []
         for bar in bars:
-            phase = self.series.get(bar.phase, {})
-            if bar.target not in phase or bar.base not in phase:
+            phase, absent = self.series.get(bar.phase, {}), self.absent.get(bar.phase, {})
+            sides = (bar.base, bar.target)
+            if not all(name in phase or name in absent for name in sides):
                 continue
-            names = [name for name in ("direct", bar.base, bar.target) if name in phase]
-            faults = [f"{name} {fault}" for name in names for fault in phase[name].faults]
-            judged.append(bar.judge(phase[bar.target].values("cpu_us"), phase[bar.base].values("cpu_us"), faults))
+            faults = [f"{name} did not start" for name in sides if name in absent]
+            faults += [
+                f"{name} {fault}" for name in ("direct", *sides) if name in phase for fault in phase[name].faults
+            ]
+            values, base = (phase[name].values(bar.figure) if name in phase else [] for name in (bar.target, bar.base))
+            judged.append(bar.judge(values, base, faults))
         return judged
 
     def added_ttft(self, phase: str, target: str, figure: str) -> Spread | None:
@@ -63,32 +66,45 @@ class Outcome:
 
 
 def run(
-    bench: Bench,
-    phases: Sequence[Phase],
-    targets: Sequence[type[Target]],
-    effort: Effort,
-    say: Callable[[str], None],
+    bench: Bench, phases: Sequence[Phase], targets: Mapping[str, Launch], backends: int, effort: Effort, say: Say
 ) -> Outcome:
     """Measures everything. Whatever it started is stopped when it returns or raises."""
     outcome = Outcome()
     for phase in phases:
-        series = outcome.series[phase.name] = {kind.name: Series() for kind in targets}
+        series = outcome.series[phase.name] = {}
+        absent = outcome.absent[phase.name] = {}
+        folder = bench.folder / phase.name
         with ExitStack() as stack:
-            upstream, port = phase.upstream(bench)
-            stack.callback(upstream.stop)
+            ports = stack.enter_context(upstreams.running(phase.upstream, backends, folder, bench.load_core))
             started = []
-            for kind in targets:
-                target = kind(bench.folder / phase.name / kind.name, bench.gateway_core)
+            for name, launch in targets.items():
+                target = launch(folder / name.replace("/", "-"), bench.gateway_core)
                 stack.callback(target.stop)
-                target.start(port)
+                if (reason := _start(target, ports)) is not None:
+                    absent[name] = reason
+                    say(f"{phase.name} {name} did not start: {reason}")
+                    continue
                 phase.warm(bench, target)
+                series[name] = Series()
                 started.append(target)
             for number in range(1, effort.rounds + 1):
                 for target in started:
-                    sample = settled(partial(phase.measure, bench, target, port, effort))
+                    sample = settled(partial(phase.measure, bench, target, ports, effort), target.attempts)
                     series[target.name].samples.append(sample)
                     say(_line(phase, target.name, number, sample))
     return outcome
+
+
+def _start(target: Target, ports: Sequence[int]) -> str | None:
+    """Why it did not start, where the run can do without it. SetupError otherwise."""
+    try:
+        target.start(ports)
+    except SetupError as error:
+        if not target.optional:
+            raise
+        target.stop()
+        return str(error)
+    return None
 
 
 def settled(measure: Callable[[], Sample], attempts: int = 3) -> Sample:

@@ -54,25 +54,41 @@ def differences(values: Sequence[float | None], base: Sequence[float | None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure of `target` may be at most `limit` times that of `base`, in the median over rounds."""
+    """A figure of `target` may be at most `limit` times that of `base`, in the median over rounds; or it differs from it by
+    less than `tie`, which is in the figure's unit and stands for what cannot be told apart."""
 
     name: str
     phase: str
     limit: float
     target: str = "kvgate"
     base: str = "nginx"
+    figure: str = "cpu_us"
+    tie: float = 0.0
 
     def judge(self, values: Sequence[float | None], base: Sequence[float | None], faults: Sequence[str]) -> Judgement:
-        ratio = Spread.of(ratios(values, base)) if values and len(values) == len(base) else None
-        if faults or ratio is None:
-            return Judgement(self, ratio, "INVALID", tuple(faults) or ("no figure in every round",))
-        return Judgement(self, ratio, "pass" if ratio.median <= self.limit else "fail", ())
+        paired = bool(values) and len(values) == len(base)
+        ratio = Spread.of(ratios(values, base)) if paired else None
+        difference = Spread.of(differences(values, base)) if paired else None
+        if faults or ratio is None or difference is None:
+            return Judgement(self, ratio, difference, "INVALID", tuple(faults) or ("no figure in every round",))
+        if ratio.median <= self.limit:
+            return Judgement(self, ratio, difference, "pass", ())
+        if difference.median < self.tie:
+            return Judgement(
+                self, ratio, difference, "pass", (f"a difference under {self.tie:g} {self.unit} is a tie",)
+            )
+        return Judgement(self, ratio, difference, "fail", ())
+
+    @property
+    def unit(self) -> str:
+        return {"us": "µs"}.get(unit := self.figure.rpartition("_")[2], unit)
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     bar: Bar
     ratio: Spread | None
+    difference: Spread | None  # in the figure's unit
     verdict: Verdict
     reasons: tuple[str, ...]
 

@@ -1,15 +1,12 @@
-"""What can be measured: each target is started in front of an upstream, on a core of its own.
-
-A further peer is a subclass with a name and a command; it joins by being listed in TARGETS.
-"""
+"""What can be measured: each target is started in front of upstreams, on a core of its own. Further ones are in peers.py."""
 
 from __future__ import annotations
 
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar
 
 from bench import nginx
@@ -19,8 +16,13 @@ from bench.process import LOOPBACK, Child, free_port
 class Target(ABC):
     """`folder` is its own, for configuration and log; `core` is where its whole process tree stays."""
 
-    name: ClassVar[str]
+    name: str
     health: ClassVar[str] = "/health"  # answers 200 once requests can be sent
+    start_seconds: ClassVar[float] = 30.0
+    attempts: ClassVar[int] = 3  # of a round in which streams do not keep their pace
+    optional: ClassVar[bool] = False  # the run goes on without it if it does not start
+    exact: ClassVar[bool] = True  # passes answers on byte for byte
+    once: bool = True  # reaches one upstream with one request for each of the client's
 
     def __init__(self, folder: Path, core: int) -> None:
         self.folder, self.core = folder, core
@@ -28,19 +30,19 @@ class Target(ABC):
         self._child: Child | None = None
 
     @abstractmethod
-    def command(self, upstream_port: int) -> list[str]:
-        """The command that serves `self.port` in front of the upstream, in the foreground."""
+    def command(self, upstreams: Sequence[int]) -> list[str]:
+        """The command that serves `self.port` in front of the upstreams' ports, in the foreground."""
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
-    def start(self, upstream_port: int) -> None:
+    def start(self, upstreams: Sequence[int]) -> None:
         """Returns once it is ready. SetupError otherwise."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
-        command = self.command(upstream_port)
+        command = self.command(upstreams)
         self._child = Child(self.name, command, self.core, self.folder / "log", self.environment())
-        self._child.wait_until_ready(self.port, self.health)
+        self._child.wait_until_ready(self.port, self.health, self.start_seconds)
 
     def stop(self) -> None:
         if self._child is not None:
@@ -57,16 +59,20 @@ class Target(ABC):
         return f"http://{LOOPBACK}:{self.port}"
 
 
+def engine_urls(upstreams: Sequence[int]) -> list[str]:
+    return [f"http://{LOOPBACK}:{port}" for port in upstreams]
+
+
 class Direct(Target):
-    """No gateway: what the load side alone can do, and the time to first token that others add to."""
+    """No gateway: what the load side alone can do with one upstream, and the time to first token that others add to."""
 
     name = "direct"
 
-    def command(self, upstream_port: int) -> list[str]:
+    def command(self, upstreams: Sequence[int]) -> list[str]:
         raise NotImplementedError("nothing is started")
 
-    def start(self, upstream_port: int) -> None:
-        self.port = upstream_port
+    def start(self, upstreams: Sequence[int]) -> None:
+        self.port = upstreams[0]
 
 
 class Nginx(Target):
@@ -74,22 +80,30 @@ class Nginx(Target):
 
     name = "nginx"
 
-    def command(self, upstream_port: int) -> list[str]:
-        return nginx.command(self.folder, nginx.proxy(self.folder, self.port, f"{LOOPBACK}:{upstream_port}"))
+    def command(self, upstreams: Sequence[int]) -> list[str]:
+        return nginx.command(self.folder, nginx.proxy(self.folder, self.port, upstreams))
 
 
 class Kvgate(Target):
-    """The gateway with default settings, whatever the caller's environment says."""
+    """The gateway with default settings, whatever the caller's environment says; `policy` where one is named."""
 
-    name = "kvgate"
     health = "/health/ready"
 
-    def command(self, upstream_port: int) -> list[str]:
-        engine = f"http://{LOOPBACK}:{upstream_port}"
-        return [sys.executable, "-m", "kvgate", "serve", "--engine", engine, "--port", str(self.port)]
+    def __init__(self, folder: Path, core: int, policy: str | None = None) -> None:
+        super().__init__(folder, core)
+        self.name = f"kvgate/{policy}" if policy else "kvgate"
+        self._policy = policy
+
+    def command(self, upstreams: Sequence[int]) -> list[str]:
+        engines = [argument for url in engine_urls(upstreams) for argument in ("--engine", url)]
+        return [sys.executable, "-m", "kvgate", "serve", *engines, "--port", str(self.port), *self.options()]
+
+    def options(self) -> list[str]:
+        """Further options of `kvgate serve`. What they point to belongs into `self.folder`."""
+        return ["--policy", self._policy] if self._policy else []
 
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
 
 
-TARGETS: MappingProxyType[str, type[Target]] = MappingProxyType({t.name: t for t in (Direct, Nginx, Kvgate)})
+Launch = Callable[[Path, int], Target]  # folder, core

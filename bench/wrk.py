@@ -41,7 +41,7 @@ def run(url: str, template: Path, concurrency: int, seconds: float, first_serial
     is a failure like any other, since wrk gives up on it before it measures."""
     whole = max(1, math.ceil(seconds))
     command = [program("wrk"), "-t1", f"-c{concurrency}", f"-d{whole}s", "--timeout", "10s", "-s", str(SCRIPT)]
-    command += [url, "--", str(template), payloads.CHAT, str(first_serial)]
+    command += [url, "--", str(template), payloads.CHAT, payloads.KEY, str(first_serial)]
     with pinned(core):
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=whole + 30)
     lines = [line for line in done.stderr.splitlines() if line.startswith("{")]

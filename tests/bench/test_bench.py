@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import cpu, debian, nginx, payloads, report, streams, wrk
+from bench import cpu, debian, nginx, payloads, peers, report, streams, wrk
 from bench.pacer import chunked_stream
 from bench.phases import PHASES, Effort, Sample
-from bench.rounds import BARS, Outcome, Series, settled
+from bench.process import ROOT
+from bench.rounds import Outcome, Series, settled
 from bench.stats import Bar, Spread, cpu_us, differences, percentile, ratios
-from bench.targets import TARGETS
+from bench.suites import OVERHEAD, PEER, PEERS, SUITES
 from kvgate.errors import SetupError, UsageError
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -103,8 +104,15 @@ def test_verdict(values: list[float | None], faults: list[str], verdict: str) ->
     assert str(judged).startswith(f"{verdict}: CPU, small: ")
 
 
+@pytest.mark.parametrize(("ours", "verdict"), [(25.0, "pass"), (32.9, "pass"), (33.0, "fail")])
+def test_a_difference_under_the_tie_is_none(ours: float, verdict: str) -> None:
+    judged = Bar("CPU", "streams", 1.0, tie=8.0).judge([ours] * 3, [25.0] * 3, [])
+    assert judged.verdict == verdict
+    assert judged.reasons == (("a difference under 8 µs is a tie",) if ours == 32.9 else ())
+
+
 def outcome(cost: float, faults: list[str] | None = None) -> Outcome:
-    phases = dict.fromkeys(bar.phase for bar in BARS)
+    phases = dict.fromkeys(bar.phase for bar in OVERHEAD.bars)
     figures: dict[str, float | None] = {"cpu_us": 10.0, "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "others_cpu_share": 0.1}
     result = Outcome()
     for phase in phases:
@@ -135,23 +143,54 @@ ENVIRONMENT = {
 )
 def test_document_and_page_say_the_same(cost: float, faults: list[str], expected: str) -> None:
     result, effort = outcome(cost, faults), Effort(3, 1, 1)
-    judged = result.judge()
-    assert len(judged) == len(BARS)
-    document = report.document(result, judged, effort, ENVIRONMENT)
+    judged = result.judge(OVERHEAD.bars)
+    assert len(judged) == len(OVERHEAD.bars)
+    document = report.document(OVERHEAD, result, judged, effort, ENVIRONMENT)
     assert document["verdict"] == expected
     assert document["phases"]["streams-c100"]["kvgate"]["summary"]["added_ttft_p50_ms"]["median"] == 0.5
     assert json.loads(json.dumps(document)) == document
-    page = report.markdown(result, judged, effort, ENVIRONMENT)
+    page = report.markdown(OVERHEAD, result, judged, effort, ENVIRONMENT)
     assert "`abcdef012345` with uncommitted changes" in page
-    assert f"| CPU per chunk | streams-c100 | {cost / 10:.2f}" in page
+    assert f"| CPU per chunk | streams-c100 | nginx | {cost / 10:.2f}" in page
     assert all(fault in page for fault in faults)
 
 
 def test_a_bar_is_judged_only_where_both_sides_ran() -> None:
     result = outcome(20.0)
     del result.series["small-c1"]["kvgate"]
-    assert [j.bar.phase for j in result.judge()] == ["small-c16", "small-c64", "streams-c100"]
+    assert [j.bar.phase for j in result.judge(OVERHEAD.bars)] == ["small-c16", "small-c64", "streams-c100"]
     assert report.verdict([]) == "none"
+
+
+def test_a_peer_that_did_not_start_is_reported_and_leaves_its_bar_undecided() -> None:
+    sample = Sample({"cpu_us": 10.0, "ttft_p50_ms": 1.0})
+    result = Outcome()
+    for phase in PEERS.phases:
+        result.series[phase] = {"kvgate/round-robin": Series([sample])}
+        result.absent[phase] = {PEER: "ended with\nexit code 1"}
+    judged = result.judge(PEERS.bars)
+    assert {(j.verdict, j.reasons) for j in judged} == {("INVALID", (f"{PEER} did not start",))}
+    document = report.document(PEERS, result, judged, Effort(1, 1, 1), ENVIRONMENT)
+    assert document["did_not_start"]["large-c16"] == {PEER: "ended with\nexit code 1"}
+    assert f"**{PEER}** did not start: ended with exit code 1" in report.markdown(
+        PEERS, result, judged, Effort(1, 1, 1), ENVIRONMENT
+    )
+
+
+def test_a_peer_without_an_environment_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    peer = peers.launches()["smg/round_robin"](tmp_path / "run", 0)
+    with pytest.raises(SetupError, match=r"smg is not installed\. Run scripts/setup-peers smg"):
+        peer.start([1, 2])
+    (tmp_path / "smg.log").write_text("WARNING: noise\nERROR: no match\nsetup-peers: installing failed\n")
+    with pytest.raises(SetupError, match="ERROR: no match\nsetup-peers: installing failed"):
+        peer.start([1, 2])
+
+
+def test_every_peer_has_its_lock() -> None:
+    locks = {path.stem for path in ROOT.glob("requirements/bench/*.lock")}
+    assert locks == {path.stem for path in ROOT.glob("requirements/bench/*.in")}
+    assert locks == {kind.peer for kind, _ in peers.POLICIES}
 
 
 def test_only_lateness_is_measured_again() -> None:
@@ -165,13 +204,17 @@ def test_only_lateness_is_measured_again() -> None:
     assert take(*(Sample({}, late=["late"]) for _ in range(3))).faults == ["late"]
 
 
-def test_bars_and_arguments_name_what_exists() -> None:
-    assert {bar.phase for bar in BARS} <= {phase.name for phase in PHASES}
-    assert {name for bar in BARS for name in (bar.target, bar.base)} <= set(TARGETS)
-    assert command.chosen("nginx,kvgate", list(TARGETS), "targets") == ["nginx", "kvgate"]
+def test_bars_and_arguments_name_what_exists(tmp_path: Path) -> None:
+    for suite in SUITES.values():
+        assert {bar.phase for bar in suite.bars} <= set(suite.phases) <= {phase.name for phase in PHASES}
+        assert {name for bar in suite.bars for name in (bar.target, bar.base)} <= set(suite.targets)
+        assert all(launch(tmp_path, 0).name == name for name, launch in suite.targets.items())
+    assert OVERHEAD.out.name == "gateway-overhead.json"
+    known = list(OVERHEAD.targets)
+    assert command.chosen("nginx,kvgate", known, "targets") == ["nginx", "kvgate"]
     for wrong in ("apache", "", "nginx,apache"):
         with pytest.raises(UsageError, match="--targets"):
-            command.chosen(wrong, list(TARGETS), "targets")
+            command.chosen(wrong, known, "targets")
 
 
 @pytest.mark.parametrize("size", [290, 32767])
@@ -203,6 +246,18 @@ def test_streams_are_checked_to_the_byte() -> None:
         streams.body_of(raw[:-7])
 
 
+def test_a_stream_that_was_rewritten_is_known_by_its_text() -> None:
+    sent = b"".join(payloads.stream_events())
+    text = streams.text_of(sent)
+    assert text is not None
+    assert text.startswith(" word0 word1")
+    rewritten = sent.replace(b'"logprobs":null,', b"")
+    assert rewritten != sent
+    assert streams.text_of(rewritten) == text
+    for broken in (b"", sent.replace(b"data: [DONE]\n\n", b""), sent.replace(b'"choices"', b'"cho'), b"data: []\n\n"):
+        assert streams.text_of(broken) is None
+
+
 async def test_missing_and_wrong_streams_are_failures() -> None:
     raw = b"".join(chunked_stream())
     stream = streams.Stream(1, 0, 4, asyncio.get_running_loop().create_future())
@@ -215,7 +270,7 @@ async def test_missing_and_wrong_streams_are_failures() -> None:
 
 
 def test_nginx_writes_only_below_its_prefix(tmp_path: Path) -> None:
-    for text in (nginx.proxy(tmp_path, 1234, "127.0.0.1:4321"), nginx.upstream(tmp_path, 1234)):
+    for text in (nginx.proxy(tmp_path, 1234, [4321, 4322]), nginx.upstream(tmp_path, 1234)):
         assert "listen 127.0.0.1:1234 " in text
         assert "worker_processes 1;" in text
         paths = [line.split()[1] for line in text.splitlines() if "_path " in line or line.startswith("pid ")]
