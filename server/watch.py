@@ -40,6 +40,9 @@ class Watcher:
         self._settings = gateway.settings
         self._metrics = gateway.metrics
         self._replicas = gateway.replicas
+        _, line = gateway.credentials.for_engine([])  # /v1/models asks for the engine's key
+        name, _, value = line.decode("ascii").strip().partition(": ")
+        self._headers = {name: value} if name else {}
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._doubts: dict[Replica, asyncio.Event] = {}
@@ -48,7 +51,9 @@ class Watcher:
     async def start(self) -> None:
         """Checks every replica once, so that readiness is right from the first request, then goes on in the background."""
         timeout = aiohttp.ClientTimeout(total=max(self._settings.connect_timeout, self._settings.health_interval))
-        self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
+        # Each look over a connection of its own: that an old one is open says nothing of new ones
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
         known = self._replicas.all
         self._replicas.on_add = self._begin
         self._replicas.on_doubt = self._doubt
