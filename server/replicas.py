@@ -186,13 +186,18 @@ class ReplicaSet:
         if self._out and (replica := self._out_of_turn(holders, tried)):
             replica.breaker.probe()
             return replica
-        choices = [r for r in holders if r.fit and r not in tried]
-        if len(choices) < 2:
-            return choices[0] if choices else None
+        choices: list[Replica] = []
+        least = 0
+        for replica in holders:
+            if replica.fit and replica not in tried:
+                load = 0 if self._round_robin else replica.inflight
+                if not choices or load < least:
+                    choices, least = [replica], load
+                elif load == least:
+                    choices.append(replica)
+        if not choices:
+            return None
         self._turn = turn = self._turn + 1
-        if not self._round_robin:
-            least = min(r.inflight for r in choices)
-            choices = [r for r in choices if r.inflight == least]
         return choices[turn % len(choices)]
 
     def _out_of_turn(self, holders: Sequence[Replica], tried: Collection[Replica]) -> Replica | None:
