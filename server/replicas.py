@@ -53,6 +53,7 @@ class ReplicaSet:
         self._clock = clock
         self._total = 0
         self._capacity: dict[str, int] = {}  # by model
+        self._pools: dict[str, str] = {}
         self._out = 0  # replicas whose breaker is not closed
         self.all: list[Replica] = []  # those that are wanted; never changed in place
         self.draining: dict[str, Replica] = {}  # by name: not wanted any more, but not yet idle
@@ -80,6 +81,10 @@ class ReplicaSet:
     def capacity(self, model: str | None = None) -> int:
         """Requests that the fit replicas (of `model`, if given) take at once. Where none is fit, those that are up count."""
         return self._total if model is None else self._capacity.get(model, 0)
+
+    def pool_of(self, model: str) -> str:
+        """One name for all models that the same replicas serve, such as a model and its adapters: they share its capacity."""
+        return self._pools.get(model, model)
 
     def reconcile(self, wanted: Iterable[EngineUrl]) -> None:
         """Adds the replicas that are wanted, and drains those that are not. One that drains and is wanted again is taken back."""
@@ -237,6 +242,10 @@ class ReplicaSet:
         """After the replicas or their models changed."""
         names = sorted({name for replica in self.all for name in replica.models})
         self.by_model = {name: [r for r in self.all if name in r.models] for name in names}
+        # The first base model names the pool, so that the name stays while adapters come and go
+        names.sort(key=lambda name: self.by_model[name][0].models[name].get("parent") is not None)
+        pools: dict[tuple[Replica, ...], str] = {}
+        self._pools = {name: pools.setdefault(tuple(self.by_model[name]), name) for name in names}
         self._count()
 
     def _count(self) -> None:
