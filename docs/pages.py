@@ -13,6 +13,7 @@ from kvgate.cli import build_parser
 from kvgate.commands.serve import SETTINGS_GROUP
 from kvgate.settings import SETTINGS, Settings
 from server.gateway import Gateway
+from server.replica import EngineUrl
 from server.usage import Usage
 
 FOLDER = Path(__file__).parent
@@ -43,6 +44,8 @@ def settings() -> str:
 def metrics() -> str:
     """docs/metrics.md"""
     gateway = Gateway.build(Settings(), ["http://127.0.0.1:8001"], CollectorRegistry())
+    gateway.replicas.reconcile([EngineUrl.parse("http://127.0.0.1:8001")])
+    gateway.metrics.rejected("queue_full")
     series = gateway.metrics.series("/v1/completions", "model", "default")
     series.finished(200, 1.0)
     series.used(Usage(1, 1, 1))

@@ -63,6 +63,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
     Setting("aliases", str, "", "further names of served models, e.g. gpt-4o=qwen3,claude-*=qwen3"),
     Setting(
+        "engines_file", str, "", "file with the engines' URLs, one a line or a JSON list, reloaded when it changes"
+    ),
+    Setting("dns_interval", float, 5.0, "seconds between two look-ups of an engine name given as dns://name:port", 0.1),
+    Setting(
         "max_inflight_per_replica",
         int,
         256,
@@ -118,6 +122,8 @@ class Settings:
     port: int = 8000
     policy: str = "least-load"
     aliases: str = ""
+    engines_file: str = ""
+    dns_interval: float = 5.0
     max_inflight_per_replica: int = 256
     queue_size: int = 1024
     queue_timeout: float = 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,12 +29,16 @@ class Admission(NamedTuple):
 
 
 def admit(
-    route: Route, body: bytes, served: Collection[str], aliases: Aliases, salt: str | None = None
+    route: Route,
+    body: bytes,
+    served: Collection[str],
+    aliases: Aliases,
+    salt_for: Callable[[str | None], str | None],
 ) -> Admission | Problem:
     """Checks the few fields that the gateway needs; all others are the engine's to judge, and stay as they were sent.
 
-    `served` are the model names, at least one. `salt` is the cache salt that the engine shall use; None leaves what the
-    client sent.
+    `served` are the model names, at least one. `salt_for` gives the cache salt for the engine, from that which the client
+    sent, if any; None leaves the request as it is.
     """
     try:
         fields = orjson.loads(body)
@@ -55,6 +59,8 @@ def admit(
     values: dict[str, bytes] = {}
     if "model" in fields and model != fields["model"]:
         values["model"] = orjson.dumps(model)
+    sent = fields.get("cache_salt")
+    salt = salt_for(sent if type(sent) is str else None)
     if salt is not None:
         values["cache_salt"] = orjson.dumps(salt)
     edits = set_members(body, values) if values else []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -20,28 +18,18 @@ from server.cors import EXPOSED
 from server.gateway import Gateway
 from server.responses import responses_router
 from server.routes import ROUTES, Route
-from server.watch import Watcher
+from server.upkeep import upkeep
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    """The application over one gateway. Its lifespan watches the replicas and sweeps deadlines."""
+    """The application over one gateway. Its lifespan keeps the gateway up: see server/upkeep.py."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watcher = Watcher(gateway)
-        await watcher.start()
-        sweeper = asyncio.create_task(_sweep(gateway))
-        try:
+        async with upkeep(gateway):
             yield
-        finally:
-            sweeper.cancel()
-            await asyncio.gather(sweeper, return_exceptions=True)
-            await watcher.stop()
-            for connection in list(gateway.connections):
-                connection.transport.abort()
-            gateway.replicas.close()
 
     app = FastAPI(
         title="kvgate",
@@ -152,15 +140,3 @@ def _answer_errors(app: FastAPI, gateway: Gateway) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
         return respond(Problem(500, "internal_error", "The gateway failed."))
-
-
-async def _sweep(gateway: Gateway) -> None:
-    """Looks at every client connection a few times within the shortest time-out, at most once a second otherwise."""
-    s = gateway.settings
-    shortest = min(s.first_byte_timeout, s.idle_timeout, s.header_timeout, s.body_timeout, s.keep_alive_timeout, 4.0)
-    while True:
-        await asyncio.sleep(shortest / 4)
-        now = monotonic()
-        for connection in list(gateway.connections):
-            connection.sweep(now)
-        gateway.queue.expire(now)

@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from kvgate.errors import Problem, UsageError
+from kvgate.errors import Problem, SetupError, UsageError
 from kvgate.settings import Settings
 from server.admission import Admission, admit
 from server.cors import Cors
 from server.credentials import Credentials
+from server.discovery.discovery import Discovery, sources_for
 from server.metrics import GatewayMetrics
 from server.models import Aliases
-from server.replicas import EngineUrl, ReplicaSet
+from server.replicas import ReplicaSet
 from server.retries import RetryBudget
 from server.routes import Route
 from server.tenants.keys import Identifier, Identity, KeyFile, OpenKeys
 from server.tenants.limits import MemoryLimits
-from server.tenants.redis_limits import RedisLimits
 from server.tenants.salt import Salts, read_salt_secret
 from server.waiting import AdmissionQueue
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
+    from server.tenants.redis_limits import RedisLimits
 
 BYTES_PER_TOKEN = (
     4  # of a request body, for limits, until the engine has counted: English prose and code have about as many
@@ -53,6 +54,7 @@ class Gateway:
     settings: Settings
     metrics: GatewayMetrics
     replicas: ReplicaSet
+    discovery: Discovery
     keys: Identifier
     limits: MemoryLimits | RedisLimits
     salts: Salts
@@ -67,18 +69,12 @@ class Gateway:
 
     @classmethod
     def build(cls, settings: Settings, engines: list[str], registry: CollectorRegistry | None = None) -> Gateway:
-        """From settings and engine URLs; raises UsageError. `registry` is a new one if not given."""
+        """From settings and engines (URLs, dns://name:port); raises UsageError. `registry` is a new one if not given."""
         metrics = GatewayMetrics(registry or CollectorRegistry())
-        replicas = ReplicaSet(
-            [EngineUrl.parse(url) for url in engines],
-            settings.policy,
-            metrics,
-            max_inflight=settings.max_inflight_per_replica,
-        )
+        replicas = ReplicaSet((), settings.policy, metrics, max_inflight=settings.max_inflight_per_replica)
+        sources = sources_for(engines, settings.engines_file, settings.dns_interval)
         keys: Identifier = KeyFile(settings.key_file) if settings.key_file else OpenKeys()
-        limits: MemoryLimits | RedisLimits = (
-            RedisLimits(settings.redis_url, keys.limits_of) if settings.redis_url else MemoryLimits(keys.limits_of)
-        )
+        limits = _shared_limits(settings.redis_url, keys) if settings.redis_url else MemoryLimits(keys.limits_of)
         if settings.isolation == "shared":
             salts = Salts("shared")
         else:
@@ -90,6 +86,7 @@ class Gateway:
             settings,
             metrics,
             replicas,
+            Discovery(sources, replicas.reconcile),
             keys,
             limits,
             salts,
@@ -109,7 +106,7 @@ class Gateway:
         served = self.replicas.served
         if not served:
             return self.unavailable()
-        return admit(route, body, served, self.aliases, self.salts.salt_for(identity))
+        return admit(route, body, served, self.aliases, lambda sent: self.salts.salt_for(identity, sent))
 
     def identify(self, headers: list[tuple[bytes, bytes]], *, operator: bool = False) -> Identity:
         """Who asks for one of the gateway's own routes; raises Problem."""
@@ -143,6 +140,14 @@ class Gateway:
             retry_after=wait,
             reason="no_engine",
         )
+
+
+def _shared_limits(url: str, keys: Identifier) -> RedisLimits:
+    try:
+        from server.tenants.redis_limits import RedisLimits
+    except ModuleNotFoundError as error:
+        raise SetupError(f"--redis-url needs the extra `redis` of kvgate ({error})") from error
+    return RedisLimits(url, keys.limits_of)
 
 
 def _read_key(path: str) -> str | None:

@@ -21,7 +21,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--engine",
         action="append",
         metavar="URL",
-        help="an engine, e.g. http://127.0.0.1:8001; repeat for more (environment: KVGATE_ENGINES, separated by commas)",
+        help="an engine, e.g. http://127.0.0.1:8001, or all behind a name, dns://engines:8001; repeat for more "
+        "(environment: KVGATE_ENGINES, separated by commas)",
     )
     add_settings(parser)
     parser.set_defaults(run=run)
@@ -61,8 +62,9 @@ def is_loopback(host: str) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     engines = args.engine or [url.strip() for url in os.environ.get("KVGATE_ENGINES", "").split(",") if url.strip()]
-    if not engines:
+    settings = read_settings(args)
+    if not engines and not settings.engines_file:
         raise UsageError(
             "--engine is missing: give the URL of at least one vLLM engine, e.g. --engine http://127.0.0.1:8001"
         )
-    return run_gateway(read_settings(args), engines)
+    return run_gateway(settings, engines)

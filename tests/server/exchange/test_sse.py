@@ -10,7 +10,7 @@ from server.exchange.sse import EventBuffer, border, events
 
 NEWLINES = st.sampled_from([b"\n", b"\r\n"])
 TEXTS = st.one_of(
-    st.text(st.characters(exclude_characters="\r\n"), max_size=30),
+    st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=30),
     st.sampled_from(["[DONE]", "data: [DONE]", r'{"content":"a\n\ndata: [DONE]\n\n"}', "ü€😀" * 5, "", ":"]),
 )
 EVENTS = st.lists(st.tuples(st.lists(TEXTS, min_size=1, max_size=3), NEWLINES), max_size=8)

@@ -1,0 +1,76 @@
+"""What goes on beside the requests while the gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+from server.gateway import Gateway
+from server.tenants.keys import KeyFile
+from server.tenants.limits import MemoryLimits
+from server.watch import Watcher
+
+logger = logging.getLogger("kvgate")
+
+KEY_FILE_SECONDS = 1.0  # between two looks at the key file
+
+
+@asynccontextmanager
+async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
+    """Finds and watches engines, sweeps deadlines, reloads keys; at the end it closes every connection."""
+    await gateway.discovery.start()
+    watcher = Watcher(gateway)
+    await watcher.start()
+    if not isinstance(gateway.limits, MemoryLimits):
+        await gateway.limits.start()
+    tasks = [asyncio.create_task(_sweep(gateway))]
+    if isinstance(gateway.keys, KeyFile):
+        tasks.append(asyncio.create_task(_reload_keys(gateway, gateway.keys)))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await gateway.discovery.stop()
+        await watcher.stop()
+        for connection in list(gateway.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # their ends are told, and leases given back, before what counts them stops
+        if not isinstance(gateway.limits, MemoryLimits):
+            await gateway.limits.stop()
+        gateway.replicas.close()
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Looks at every client connection a few times within the shortest time-out, once a second otherwise."""
+    s = gateway.settings
+    shortest = min(
+        s.queue_timeout,
+        s.first_byte_timeout,
+        s.idle_timeout,
+        s.header_timeout,
+        s.body_timeout,
+        s.keep_alive_timeout,
+        4.0,
+    )
+    while True:
+        await asyncio.sleep(shortest / 4)
+        now = monotonic()
+        for connection in list(gateway.connections):
+            try:
+                connection.sweep(now)
+            except Exception:  # a fault at one connection must not end the sweep of all others
+                logger.exception("a fault in the gateway, please report it")
+                connection.transport.abort()
+        gateway.queue.expire(now)
+
+
+async def _reload_keys(gateway: Gateway, keys: KeyFile) -> None:
+    while True:
+        await asyncio.sleep(KEY_FILE_SECONDS)
+        if keys.reload_if_changed() and isinstance(gateway.limits, MemoryLimits):
+            gateway.limits.reload()
