@@ -13,12 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import debian, environment, peers, report, rounds
+from bench import debian, environment, faults, peers, report, rounds
 from bench.phases import PHASES, Bench, Effort
 from bench.suites import OVERHEAD, PEERS, SUITES
 from kvgate.errors import KvgateError, SetupError, UsageError
 
 TOOLS = ("nginx", "wrk")
+FAULTS = "faults"  # what --phases calls the checks with failing engines
 FULL, QUICK = Effort(rounds=5, seconds=4, repeat=6), Effort(rounds=2, seconds=1, repeat=2)
 
 
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = list(suite.targets)
     names = chosen(given.targets, every, "targets") if given.targets is not None else every
     targets = {name: suite.targets[name] for name in every if name in names}
-    wanted = chosen(given.phases, [p.name for p in PHASES], "phases") if given.phases is not None else suite.phases
+    known = [*(p.name for p in PHASES), *([FAULTS] if suite.faulted else [])]
+    wanted = chosen(given.phases, known, "phases") if given.phases is not None else [*suite.phases, FAULTS]
     phases = [p for p in PHASES if p.name in wanted]
     if not sys.platform.startswith("linux"):
         raise SetupError("The benchmark reads /proc and pins cores: it runs on Linux only.")
@@ -72,14 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="kvgate-bench-") as folder:
         bench = Bench(Path(folder), load_core, gateway_core)
         outcome = rounds.run(bench, phases, targets, suite.backends, effort, say)
-    judged = outcome.judge(suite.bars)
+        if suite.faulted and FAULTS in wanted:
+            outcome.findings = faults.run(Path(folder) / FAULTS, (load_core, gateway_core), targets, say)
+    judged, shortfalls = outcome.judge(suite.bars), faults.shortfalls(outcome.findings, suite.faulted)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report.document(suite, outcome, judged, effort, where), indent=1) + "\n")
     page.write_text(report.markdown(suite, outcome, judged, effort, where))
     for judgement in judged:
         print(judgement)
+    for shortfall in shortfalls:
+        print(f"fail: {shortfall}")
     say(f"wrote {out} and {page}")
-    return 0 if report.verdict(judged) in ("pass", "none") else 1
+    return 0 if report.verdict(judged, shortfalls) in ("pass", "none") else 1
 
 
 def _terminated(signum: int, frame: object) -> None:

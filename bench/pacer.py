@@ -84,12 +84,16 @@ class Engine(asyncio.Protocol):
         if len(self._buffer) < end + (int(found[1]) if found else 0):
             return
         start, body, self._buffer = self._buffer[:end], self._buffer[end:], b""  # nobody pipelines here
+        self.answer(start, body)
+
+    def answer(self, start: bytes, body: bytes) -> None:
+        """`start` is the request's head."""
         if start.startswith(CHAT) and STREAMED.search(body):
             self._next = 1
             self.transport.write(self._chunks[0])
             self._wheel.add(self)
         else:
-            self._plain(start.split(b" ")[1])
+            self.plain(start.split(b" ")[1])
 
     def step(self) -> bool:
         """Writes the next chunk; False once there is none or the peer has gone."""
@@ -99,7 +103,7 @@ class Engine(asyncio.Protocol):
         self._next += 1
         return self._next < len(self._chunks)
 
-    def _plain(self, path: bytes) -> None:
+    def plain(self, path: bytes) -> None:
         bodies = {
             payloads.CHAT.encode(): payloads.answer(),
             b"/v1/models": payloads.models(),

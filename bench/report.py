@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from bench import faults
 from bench.phases import Effort
 from bench.rounds import Outcome
 from bench.stats import Judgement, Spread
@@ -33,7 +34,7 @@ def document(
         "backends": suite.backends,
         "environment": environment,
         "effort": {"rounds": effort.rounds, "seconds": effort.seconds, "streams_per_connection": effort.repeat},
-        "verdict": verdict(judged),
+        "verdict": verdict(judged, faults.shortfalls(outcome.findings, suite.faulted)),
         "bars": [
             {
                 "name": j.bar.name,
@@ -52,12 +53,17 @@ def document(
         ],
         "phases": phases,
         "did_not_start": outcome.absent,
+        "faults": {
+            name: {check: {"seen": finding.text, "ok": finding.ok} for check, finding in found.items()}
+            for name, found in outcome.findings.items()
+        },
     }
 
 
-def verdict(judged: Iterable[Judgement]) -> str:
-    """INVALID outweighs fail: an invalid bar says nothing, so the whole says nothing. "none" where no bar was run."""
-    verdicts = {j.verdict for j in judged}
+def verdict(judged: Iterable[Judgement], shortfalls: Iterable[str] = ()) -> str:
+    """INVALID outweighs fail: an invalid bar says nothing, so the whole says nothing. A shortfall is a failed bar; "none"
+    is where no bar was run."""
+    verdicts = {j.verdict for j in judged} | {"fail" for _ in shortfalls}
     return next((v for v in ("INVALID", "fail", "pass") if v in verdicts), "none")
 
 
@@ -102,6 +108,8 @@ def markdown(
             lines.append(f"| {target} | {' | '.join(cells)} | {failures} |")
         for target, reason in outcome.absent.get(phase, {}).items():
             lines += ["", f"**{target}** did not start: {' '.join(reason.split())}"]
+    if outcome.findings:
+        lines += ["", "## Failing engines", "", *faults.table(outcome.findings), "", FAULT_NOTES]
     notes = [
         "",
         "CPU µs is user and system time of the target's process tree from /proc, divided by requests or chunks. "
@@ -132,6 +140,11 @@ def _bar(judged: Judgement) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+FAULT_NOTES = (
+    "Bold is what a gateway must not do: refuse innocent requests because others failed, lose requests to a dead engine, "
+    "leave one that is back unused for more than 5 s, let a cut stream look complete ([DONE], or the end of the message "
+    "without an error event)."
+)
 REQUEST_COLUMNS = {
     "cpu_us": "CPU µs/request",
     "per_s": "requests/s",

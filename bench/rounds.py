@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bench import upstreams
+from bench.faults import Finding
 from bench.phases import Bench, Effort, Phase, Sample
 from bench.stats import Bar, Judgement, Spread, differences
 from bench.targets import Launch, Target
@@ -35,10 +36,12 @@ class Series:
 
 @dataclass(slots=True)
 class Outcome:
-    """`series` by phase and target, in the order of the run; `absent` says why a target did not start in a phase."""
+    """`series` by phase and target, in the order of the run; `absent` says why a target did not start in a phase.
+    `findings` are those of the checks with failing engines, by target and check."""
 
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
     absent: dict[str, dict[str, str]] = field(default_factory=dict)
+    findings: dict[str, dict[str, Finding]] = field(default_factory=dict)
 
     def judge(self, bars: Sequence[Bar]) -> list[Judgement]:
         """Every bar whose phase and both targets were chosen. A failure on either side, or on the load side, is INVALID,

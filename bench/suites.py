@@ -27,6 +27,7 @@ class Suite:
     bars: tuple[Bar, ...]
     backends: int
     out: Path
+    faulted: str | None = None  # the target that has to bear failing engines; all of them are tried then
     notes: str = ""
 
 
@@ -62,6 +63,7 @@ PEERS = Suite(
     ),
     backends=2,
     out=RESULTS / "peers.json",
+    faulted=OURS,
     notes=(
         "Each prompt ends uniquely and belongs to one of 64 prefix groups. Every request carries a key. Each peer runs with its "
         "defaults but for policy, ports and a log level of warnings. vllm-router's cache_aware asks every engine to render the "

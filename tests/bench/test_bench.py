@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import cpu, debian, nginx, payloads, peers, report, streams, wrk
+from bench import cpu, debian, faults, nginx, payloads, peers, report, streams, wrk
 from bench.pacer import chunked_stream
 from bench.phases import PHASES, Effort, Sample
 from bench.process import ROOT
@@ -187,6 +187,20 @@ def test_a_peer_without_an_environment_says_why(tmp_path: Path, monkeypatch: pyt
         peer.start([1, 2])
 
 
+def test_what_ours_does_with_failing_engines_decides_and_what_peers_do_does_not() -> None:
+    good, bad = faults.Finding("20 of 20 answered", True), faults.Finding("0 of 20 answered", False)
+    check = next(iter(faults.CHECKS))
+    ours = str(PEERS.faulted)
+    result = Outcome(findings={ours: {check: good}, PEER: {check: bad}, "smg/round_robin": {}})
+    assert faults.shortfalls(result.findings, ours) == []
+    page = report.markdown(PEERS, result, [], Effort(1, 1, 1), ENVIRONMENT)
+    assert f"| {PEER} | **0 of 20 answered** | did not start |" in page
+    result.findings[ours][check] = bad
+    document = report.document(PEERS, result, [], Effort(1, 1, 1), ENVIRONMENT)
+    assert document["verdict"] == "fail"
+    assert document["faults"][ours][check] == {"seen": "0 of 20 answered", "ok": False}
+
+
 def test_every_peer_has_its_lock() -> None:
     locks = {path.stem for path in ROOT.glob("requirements/bench/*.lock")}
     assert locks == {path.stem for path in ROOT.glob("requirements/bench/*.in")}
@@ -208,6 +222,7 @@ def test_bars_and_arguments_name_what_exists(tmp_path: Path) -> None:
     for suite in SUITES.values():
         assert {bar.phase for bar in suite.bars} <= set(suite.phases) <= {phase.name for phase in PHASES}
         assert {name for bar in suite.bars for name in (bar.target, bar.base)} <= set(suite.targets)
+        assert suite.faulted is None or suite.faulted in suite.targets
         assert all(launch(tmp_path, 0).name == name for name, launch in suite.targets.items())
     assert OVERHEAD.out.name == "gateway-overhead.json"
     known = list(OVERHEAD.targets)
