@@ -48,6 +48,14 @@ def test_it_is_unknown_until_enough_was_seen() -> None:
     assert rate.tokens_per_second == pytest.approx(2550, rel=1e-3)
 
 
+def test_the_first_and_the_last_line_count_too() -> None:
+    def bare(n: int) -> bytes:
+        name = "vllm:request_prefill_kv_computed_tokens"
+        return f"{name}_sum {1000 * n}\n{name}_count {n}\nvllm:request_prefill_time_seconds_sum {n}".encode()
+
+    assert rate_of(bare(0), bare(1)).tokens_per_second == 1000
+
+
 def test_numbers_in_scientific_notation() -> None:
     assert rate_of(page(0, 0, 0), page(1.5e06, 2, 1e1)).tokens_per_second == 150_000
 
