@@ -12,8 +12,8 @@ from server.waiting import AdmissionQueue
 class AdmissionQueues:
     """The admission queues of all pools, each made when it is first asked for. Arguments as AdmissionQueue's.
 
-    capacity: slots of a pool; a replica that belongs to two pools counts in both. max_waiting holds for each. A pool is named by one of its models (ReplicaSet.pool_of), so
-    their number is bounded by the models served.
+    capacity: slots of a pool; a replica that belongs to two pools counts in both. max_waiting holds for each pool. A pool is
+    named by one of its models (ReplicaSet.pool_of), so their number is bounded by the models served.
     """
 
     def __init__(

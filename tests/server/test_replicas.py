@@ -135,6 +135,18 @@ def test_requests_that_break_every_engine_do_not_take_the_gateway_down() -> None
     assert len(fleet.picked(10)) == 10
 
 
+def test_what_a_retry_gets_is_not_held_against_its_replica() -> None:
+    fleet = Fleet(2)
+    first, second = fleet.set.all
+    for _ in range(30):
+        fleet.set.failed(first, Failure.STATUS)
+        fleet.set.failed(second, Failure.STATUS, retry=True)
+    assert (first.fit, second.fit) == (False, True)
+    for _ in range(5):  # but a connection that breaks is
+        fleet.set.failed(second, Failure.LOST, retry=True)
+    assert not second.fit
+
+
 def test_a_retry_does_not_probe() -> None:
     fleet = Fleet(3)
     dead, tried, good = fleet.set.all
@@ -159,7 +171,7 @@ def test_an_engine_that_comes_back_is_probed_without_a_wait() -> None:
     fleet.set.mark(dead, up=False)
     fleet.clock.now += 60.0
     assert dead.name not in fleet.picked(10)  # not even as a probe
-    fleet.set.failed(fleet.set.all[0], Failure.STATUS)
+    fleet.clock.now -= 59.9  # long before its wait is over
     fleet.set.mark(dead, up=True)
     assert fleet.pick() is dead
 
