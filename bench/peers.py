@@ -76,13 +76,11 @@ class Peer(Target):
                 time.sleep(0.5)
 
 
-def _why_not(peer: str, lines: int = 3) -> str:
-    """The end of what setting it up said."""
+def _why_not(peer: str) -> str:
+    """The last word of setting it up. What stands above it in the log may name hosts, and the reason goes into the result."""
     log = ENVIRONMENTS / f"{peer}.log"
-    if not log.exists():
-        return f"Run scripts/setup-peers {peer}."
-    said = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("WARNING")]
-    return "\n".join(said[-lines:])
+    said = [line for line in log.read_text(errors="replace").splitlines() if line] if log.exists() else []
+    return f"{said[-1]}: see {log.relative_to(ENVIRONMENTS.parent)}." if said else f"Run scripts/setup-peers {peer}."
 
 
 class RustRouter(Peer):

@@ -10,6 +10,7 @@ from functools import partial
 from bench import upstreams
 from bench.faults import Finding
 from bench.phases import Bench, Effort, Phase, Sample
+from bench.process import ROOT
 from bench.stats import Bar, Judgement, Spread, differences
 from bench.targets import Launch, Target
 from kvgate.errors import SetupError
@@ -84,7 +85,7 @@ def run(
                 target = launch(folder / name.replace("/", "-"), bench.gateway_core)
                 stack.callback(target.stop)
                 if (reason := _start(target, ports)) is not None:
-                    absent[name] = reason
+                    absent[name] = _brief(reason, bench)
                     say(f"{phase.name} {name} did not start: {reason}")
                     continue
                 phase.warm(bench, target)
@@ -108,6 +109,13 @@ def _start(target: Target, ports: Sequence[int]) -> str | None:
         target.stop()
         return str(error)
     return None
+
+
+def _brief(reason: str, bench: Bench) -> str:
+    """What happened and the last line of the log, without the folders of this machine."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    text = " … ".join(dict.fromkeys((lines[0], lines[-1])))
+    return text.replace(str(ROOT), ".").replace(str(bench.folder), "")
 
 
 def settled(measure: Callable[[], Sample], attempts: int = 3) -> Sample:
