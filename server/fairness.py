@@ -32,7 +32,7 @@ class Lane(Generic[T]):
 
 
 class Band(Generic[T]):
-    """The lanes of one priority. Those that are empty are kept while they have had more than their share."""
+    """The lanes of one priority. An empty one is kept while its tenant has had more than its share."""
 
     __slots__ = ("_lanes", "_now", "priority")
 
@@ -56,8 +56,6 @@ class Band(Generic[T]):
         lane = self._lanes.get(tenant)
         if lane is None:
             lane = self._lanes[tenant] = Lane(tenant, weight, self._now)
-        elif not lane.waiting:
-            lane.start = max(lane.start, self._now)  # what it did not use while it was away is gone
         lane.weight = weight
         lane.waiting[item] = now
         return lane
@@ -72,7 +70,9 @@ class Band(Generic[T]):
     def next(self) -> T:
         """Takes out the request whose turn it is."""
         busy = self.busy
-        if len(busy) < len(self._lanes):
+        if len(busy) < len(
+            self._lanes
+        ):  # what a tenant does not use while it is away is gone; what it had too much is not
             past = [t for t, lane in self._lanes.items() if not lane.waiting and lane.start <= self._now]
             for tenant in past:
                 del self._lanes[tenant]
