@@ -261,6 +261,18 @@ def test_what_a_refused_one_does_next_is_not_lost() -> None:
     assert (second.outcome, queue.waiting) == ("draining", 0)
 
 
+def test_who_enters_when_capacity_has_risen_comes_after_those_who_wait() -> None:
+    capacity = 1
+    queue = AdmissionQueue(lambda: capacity, 10, 30.0, Clock())
+    queue.enter(Request("a"), "a")
+    waits = Request("a")
+    queue.enter(waits, "a")
+    capacity = 3
+    assert queue.enter(Request("a"), "a")
+    assert (waits.outcome, queue.running) == ("running", 3)
+    assert not queue.enter(Request("a"), "a")
+
+
 def test_a_slot_given_back_twice_is_noticed() -> None:
     queue = AdmissionQueue(lambda: 1, 1, 1.0, Clock())
     queue.enter(Request("a"), "a")
