@@ -109,6 +109,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("health_interval", float, 2.0, "seconds between two health checks of a replica", 0.05),
     Setting("scrape_interval", float, 5.0, "seconds between two reads of a replica's metrics", 0.05),
     Setting("drain_timeout", float, 300.0, "seconds that running requests may take to finish after SIGTERM", 0.0),
+    Setting(
+        "access_log", str, "off", "where to write a JSON line for each request: off, - (standard output) or a file"
+    ),
+    Setting("tracing", str, "off", "off, or otlp: spans to the collector that the OTEL_* variables name (extra otel)"),
+    Setting("prices", str, "", "TOML file with prices of tokens or GPUs, for GET /kv/usage"),
     Setting("log_level", str, "info", "debug, info, warning or error; no level logs prompt text or keys"),
 )
 BY_NAME = {s.name: s for s in SETTINGS}
@@ -148,6 +153,9 @@ class Settings:
     health_interval: float = 2.0
     scrape_interval: float = 5.0
     drain_timeout: float = 300.0
+    access_log: str = "off"
+    tracing: str = "off"
+    prices: str = ""
     log_level: str = "info"
 
     @classmethod

@@ -19,6 +19,7 @@ from server.gateway import Gateway
 from server.responses import responses_router
 from server.routes import ROUTES, Route
 from server.upkeep import upkeep
+from server.usage_report import counts, usage_report
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -76,6 +77,17 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def metrics(request: Request) -> Response:
         gateway.identify(request.headers.raw, operator=True)
         return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/kv/usage", tags=["kvgate"], summary="Tokens, saved prefill and money, of all tenants or of one's own")
+    async def usage(request: Request) -> dict[str, Any]:
+        identity = gateway.identify(request.headers.raw)
+        tenant = None if identity.role == "operator" else identity.tenant
+        return usage_report(counts(gateway.metrics.every_series), gateway.prices, gateway.since, tenant)
+
+    @app.get("/kv/replicas", tags=["kvgate"], summary="The engines, and what is known of each")
+    async def replicas(request: Request) -> dict[str, Any]:
+        gateway.identify(request.headers.raw, operator=True)
+        return {"replicas": [replica.report() for replica in gateway.replicas.known()]}
 
     app.include_router(responses_router(gateway))
     for route in ROUTES.values():

@@ -7,24 +7,28 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
 from kvgate.errors import Problem, SetupError, UsageError
 from kvgate.settings import Settings
+from server.access_log import AccessLog
 from server.admission import Admission, admit
 from server.cors import Cors
 from server.credentials import Credentials
 from server.discovery.discovery import Discovery, sources_for
 from server.metrics import GatewayMetrics
 from server.models import Aliases
+from server.pricing import Prices
 from server.replicas import ReplicaSet
 from server.retries import RetryBudget
 from server.routes import Route
 from server.tenants.keys import Identifier, Identity, KeyFile, OpenKeys
 from server.tenants.limits import MemoryLimits
 from server.tenants.salt import Salts, read_salt_secret
+from server.tracing import Tracer, open_tracer
 from server.waiting import AdmissionQueue
 
 if TYPE_CHECKING:
@@ -63,6 +67,10 @@ class Gateway:
     aliases: Aliases
     cors: Cors
     retry_budget: RetryBudget
+    access_log: AccessLog
+    tracer: Tracer
+    prices: Prices
+    since: float = field(default_factory=time)  # seconds since the epoch: from when on usage is counted
     draining: bool = False
     new_id: RequestIds = field(default_factory=RequestIds)
     connections: set[ClientConnection] = field(default_factory=set)
@@ -95,6 +103,9 @@ class Gateway:
             Aliases.parse(settings.aliases),
             Cors(settings.cors_origins),
             RetryBudget(settings.retry_ratio),
+            AccessLog(settings.access_log),
+            open_tracer(settings.tracing, "https" if settings.tls_cert else "http"),
+            Prices.load(settings.prices) if settings.prices else Prices.none(),
         )
 
     @property

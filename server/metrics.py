@@ -58,7 +58,19 @@ class Distribution:
 class Series:
     """What the requests of one (route, model, tenant) have counted. Tokens are as the engine reports them."""
 
-    __slots__ = ("cached", "codes", "duration", "known", "labels", "output", "overhead", "ttft", "unknown")
+    __slots__ = (
+        "cached",
+        "codes",
+        "duration",
+        "known",
+        "labels",
+        "output",
+        "overhead",
+        "saved_seconds",
+        "ttft",
+        "unknown",
+        "unrated",
+    )
 
     def __init__(self, route: str, model: str, tenant: str) -> None:
         self.labels = (route, model, tenant)
@@ -67,6 +79,8 @@ class Series:
         self.duration = Distribution(DURATION_SECONDS)
         self.overhead = Distribution(OVERHEAD_SECONDS)
         self.known = self.unknown = self.output = self.cached = 0
+        self.unrated = 0  # cached tokens for which no prefill rate was known
+        self.saved_seconds = 0.0
 
     def finished(self, code: int, seconds: float | None) -> None:
         """Counts the request; `seconds` is None where it never arrived whole."""
@@ -74,13 +88,17 @@ class Series:
         if seconds is not None:
             self.duration.observe(seconds)
 
-    def used(self, usage: Usage) -> None:
-        """Counts what the engine reports. What it does not say is not counted as zero."""
+    def used(self, usage: Usage, prefill_rate: float | None = None) -> None:
+        """Counts what the engine reports. What it does not say is not counted as zero. `prefill_rate` in tokens a second."""
         if usage.cached is None:
             self.unknown += usage.prompt or 0
         else:
             self.known += usage.prompt or 0
             self.cached += usage.cached
+            if prefill_rate is None:
+                self.unrated += usage.cached
+            else:
+                self.saved_seconds += usage.cached / prefill_rate
         self.output += usage.output or 0
 
 
@@ -127,6 +145,10 @@ class GatewayMetrics(Collector):
             series = self._series[key] = Series(*key)
         return series
 
+    @property
+    def every_series(self) -> list[Series]:
+        return list(self._series.values())
+
     def rejected(self, reason: str) -> None:
         """Counts a request that the gateway did not let through for want of something. `reason` is one of our own words."""
         self._rejected[reason] = self._rejected.get(reason, 0) + 1
@@ -138,7 +160,7 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of the requests, for a scrape."""
-        every = list(self._series.values())
+        every = self.every_series
         requests = CounterMetricFamily(
             "kvgate_requests",
             "Finished requests by HTTP status; 499 is a client that left before its answer was complete.",
@@ -192,6 +214,13 @@ class GatewayMetrics(Collector):
             "stage",
             {"delivered": lambda s: s.cached},
         )
+        yield _tokens(
+            "kvgate_saved_prefill_seconds",
+            "Delivered tokens at the measured prefill rate of the replica that answered: an estimate of what caching saved.",
+            every,
+            None,
+            {"": lambda s: s.saved_seconds},
+        )
 
 
 def _histogram(name: str, text: str, parts: Iterable[tuple[tuple[str, str], Distribution]]) -> HistogramMetricFamily:
@@ -209,10 +238,10 @@ def _histogram(name: str, text: str, parts: Iterable[tuple[tuple[str, str], Dist
 
 
 def _tokens(
-    name: str, text: str, every: Iterable[Series], label: str | None, values: dict[str, Callable[[Series], int]]
+    name: str, text: str, every: Iterable[Series], label: str | None, values: dict[str, Callable[[Series], float]]
 ) -> CounterMetricFamily:
     """Summed over routes: what a token counts for does not depend on the path it came by."""
-    sums: dict[tuple[str, ...], int] = {}
+    sums: dict[tuple[str, ...], float] = {}
     for series in every:
         for value, count in values.items():
             key = (*series.labels[1:], value) if label else series.labels[1:]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from kvgate.errors import UsageError
 from server.breaker import Breaker
 from server.exchange.upstream import EnginePool
+from server.prefill_rate import PrefillRate
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 
@@ -67,9 +68,25 @@ class Replica:
     inflight: int = 0
     stage: Stage = Stage.ACTIVE
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    prefill: PrefillRate = field(default_factory=PrefillRate)
+    kv_utilization: float | None = None  # 0 to 1; None is unknown
     name: str = field(init=False)
     header: bytes = field(init=False)  # the line that names it in an answer
 
     def __post_init__(self) -> None:
         self.name = self.url.name
         self.header = b"x-kvgate-replica: %b\r\n" % self.name.encode("ascii")
+
+    def report(self) -> dict[str, Any]:
+        """What GET /kv/replicas says of it; null is unknown."""
+        return {
+            "replica": self.name,
+            "url": str(self.url),
+            "stage": self.stage.value,
+            "up": self.up,
+            "breaker_open": self.breaker.out,
+            "models": sorted(self.models),
+            "inflight_requests": self.inflight,
+            "kv_utilization_ratio": self.kv_utilization,
+            "prefill_tokens_per_second": self.prefill.tokens_per_second,
+        }

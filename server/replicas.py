@@ -126,9 +126,13 @@ class ReplicaSet:
         logger.info("%s is gone", replica.name)
         return True
 
+    def known(self) -> list[Replica]:
+        """Those that are wanted, then those that drain."""
+        return [*self.all, *self.draining.values()]
+
     def close(self) -> None:
         """Closes the connections that wait for work."""
-        for replica in (*self.all, *self.draining.values()):
+        for replica in self.known():
             replica.pool.close()
 
     # -- what is learned of a replica

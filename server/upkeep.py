@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -26,6 +27,7 @@ async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
     await watcher.start()
     if not isinstance(gateway.limits, MemoryLimits):
         await gateway.limits.start()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.access_log.reopen)
     tasks = [asyncio.create_task(_sweep(gateway))]
     if isinstance(gateway.keys, KeyFile):
         tasks.append(asyncio.create_task(_reload_keys(gateway, gateway.keys)))
@@ -43,10 +45,12 @@ async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
         if not isinstance(gateway.limits, MemoryLimits):
             await gateway.limits.stop()
         gateway.replicas.close()
+        await asyncio.to_thread(gateway.access_log.close)
+        await asyncio.to_thread(gateway.tracer.close)
 
 
 async def _sweep(gateway: Gateway) -> None:
-    """Looks at every client connection a few times within the shortest time-out, once a second otherwise."""
+    """Looks at every client connection a few times within the shortest time-out, twice a second otherwise."""
     s = gateway.settings
     shortest = min(
         s.queue_timeout,
@@ -67,6 +71,7 @@ async def _sweep(gateway: Gateway) -> None:
                 logger.exception("a fault in the gateway, please report it")
                 connection.transport.abort()
         gateway.queue.expire(now)
+        gateway.access_log.flush()
 
 
 async def _reload_keys(gateway: Gateway, keys: KeyFile) -> None:

@@ -119,8 +119,8 @@ def run_engine(args: argparse.Namespace) -> int:
         sigterm_interrupts(),
         start_engine(request, log_path=args.log, start_seconds=args.start_timeout) as engine,
     ):
-        print(f"engine: log {engine.log_path}; Ctrl-C stops it", file=sys.stderr)
         try:
+            print(f"engine: log {engine.log_path}; Ctrl-C stops it", file=sys.stderr)
             while engine.alive():
                 time.sleep(0.5)
         except KeyboardInterrupt:

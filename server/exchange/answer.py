@@ -12,7 +12,7 @@ from server.exchange.http1 import LAST_CHUNK, STATUS_LINE, Header, chunk, respon
 class AnswerWriter:
     """Writes one answer to a client. `started` once any byte of it is out, and then it cannot become another answer."""
 
-    __slots__ = ("_chunked", "_head", "_http10", "_transport", "keep_alive", "started")
+    __slots__ = ("_chunked", "_head", "_http10", "_transport", "keep_alive", "started", "written")
 
     def __init__(self, transport: asyncio.Transport, http10: bool, keep_alive: bool) -> None:
         self._transport = transport
@@ -21,6 +21,7 @@ class AnswerWriter:
         self._chunked = False
         self.keep_alive = keep_alive
         self.started = False
+        self.written = 0  # bytes, framing included
 
     def head(self, status: int, headers: list[Header], extra: list[bytes], length: int | None) -> None:
         """Sets the head of an answer of `length` bytes; None where only its end will tell. Sent with the first bytes."""
@@ -43,12 +44,8 @@ class AnswerWriter:
             self.started = True
             data, self._head = self._head + data, b""
         if data:
+            self.written += len(data)
             self._transport.write(data)
-
-    def cut(self, event: bytes) -> None:
-        """Ends a stream that failed: an error event, and no end of the body, so that it never looks complete."""
-        self.keep_alive = False
-        self.write(event, last=False)
 
     def problem(self, problem: Problem, dialect: Dialect, request_id: bytes, extra: Iterable[bytes] = ()) -> None:
         """The gateway's own answer, whole, with `extra` header lines."""
@@ -69,4 +66,6 @@ class AnswerWriter:
         lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
         lines.append(body)
         self.started = True
-        self._transport.write(b"".join(lines))
+        whole = b"".join(lines)
+        self.written = len(whole)
+        self._transport.write(whole)

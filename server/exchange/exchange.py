@@ -19,21 +19,23 @@ from server.exchange.answer import AnswerWriter
 from server.exchange.attempt import Attempt
 from server.exchange.http1 import CONTINUE, Header, request_head
 from server.exchange.relay import Relay, relay_for
-from server.metrics import OTHER, Series
+from server.exchange.tally import Tally
+from server.metrics import OTHER
 from server.routes import Route
 from server.tenants.budget import Lease
 from server.tenants.keys import Identity
 from server.tenants.limits import MemoryLimits
-from server.usage import Usage
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
     from server.replicas import Replica
     from server.tenants.redis_limits import RedisLimits
+    from server.tracing import Trace
 
 CLIENT_GONE = 499
 ELSEWHERE = frozenset((429, 502, 503, 504))  # statuses of an engine after which another one is asked
 NEVER = float("inf")
+TRACE_HEADERS = (b"traceparent", b"tracestate")
 _SAFE_ID = re.compile(rb"[!-~]{1,128}\Z")
 
 
@@ -63,17 +65,14 @@ class Exchange:
         "_leasing",
         "_parts",
         "_problem",
-        "_ready_at",
         "_relay",
-        "_retries",
         "_route",
-        "_sent_at",
-        "_series",
-        "_size",
         "_slot",
         "_stalled",
         "_status",
+        "_tally",
         "_target",
+        "_trace",
         "_tried",
         "_waiting",
         "deadline",
@@ -99,14 +98,11 @@ class Exchange:
         self._target = target
         self._headers: list[Header] = client.headers
         self._answer = AnswerWriter(client.transport, http10, keep_alive)
-        self._series: Series = self._gateway.metrics.series(route.label, OTHER, "")  # until the caller is known
+        self._tally = Tally(self._gateway.metrics.series(route.label, OTHER, ""))  # until the caller is known
 
         self._parts: list[bytes] = []
-        self._size = 0
         self._body: bytes | None = None  # once it is complete
         self._problem: Problem | None = None  # to be answered when the turn comes
-        self._ready_at = 0.0  # monotonic seconds of the body's last byte
-        self._sent_at = 0.0
         self._identity: Identity | None = None
         self._admission: Admission | None = None
 
@@ -115,7 +111,7 @@ class Exchange:
         self._waiting = False  # in the admission queue
         self._slot = False  # of the admission queue is taken
         self._tried: list[Replica] = []
-        self._retries = 0
+        self._trace: Trace | None = None
         self._attempt: Attempt | None = None
         self._status = 0  # of the engine's answer
         self._relay: Relay | None = None
@@ -140,7 +136,7 @@ class Exchange:
             self.refuse(identity)
             return False
         self._identity = identity
-        self._series = self._gateway.metrics.series(self._route.label, OTHER, identity.tenant)
+        self._tally.series = self._gateway.metrics.series(self._route.label, OTHER, identity.tenant)
         return True
 
     def begin(self) -> None:
@@ -159,8 +155,8 @@ class Exchange:
         """A piece of the request's body."""
         if self._problem is not None or self.response_complete:
             return
-        self._size += len(data)
-        if self._size > self._gateway.settings.max_body_bytes:
+        self._tally.request_bytes += len(data)
+        if self._tally.request_bytes > self._gateway.settings.max_body_bytes:
             self.refuse(self.too_large())
             return
         self._parts.append(data)
@@ -192,8 +188,9 @@ class Exchange:
     # -- its way to an engine: admission, lease, queue, replica
 
     def _admit(self) -> None:
-        self._ready_at = monotonic()
+        self._tally.ready_at = monotonic()
         self._choose_id()
+        self._trace = self._gateway.tracer.begin(self._headers)
         body, identity = self._body, self._identity
         assert body is not None
         assert identity is not None
@@ -203,7 +200,7 @@ class Exchange:
             return
         self._admission = admission
         self._body = admission.body
-        self._series = self._gateway.metrics.series(self._route.label, admission.model, identity.tenant)
+        self._tally.series = self._gateway.metrics.series(self._route.label, admission.model, identity.tenant)
         if not self._gateway.replicas.capacity(admission.model):
             self._fail(self._gateway.unavailable())
             return
@@ -251,6 +248,7 @@ class Exchange:
         """The queue has given a slot."""
         self._waiting = False
         self._slot = True
+        self._tally.slot_at = monotonic()
         self._gateway.retry_budget.request()
         admission = self._admission
         assert admission is not None
@@ -270,6 +268,9 @@ class Exchange:
         assert admission is not None
         self._tried.append(replica)
         headers, extra = self._gateway.credentials.for_engine(self._headers)
+        if self._trace is not None:
+            headers = [header for header in headers if header[0] not in TRACE_HEADERS]
+            extra += self._trace.header
         body = admission.body
         head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, headers, extra)
         self._attempt = Attempt(replica, self, head, body)
@@ -293,7 +294,7 @@ class Exchange:
         return True
 
     def _count_retry(self, failed: Replica) -> None:
-        self._retries += 1
+        self._tally.retries += 1
         self._gateway.metrics.retries.labels(failed.name).inc()
 
     # -- from the attempt (AttemptOwner)
@@ -301,9 +302,7 @@ class Exchange:
     def request_sent(self) -> None:
         now = monotonic()
         self.deadline = now + self._gateway.settings.first_byte_timeout
-        if not self._sent_at:
-            self._sent_at = now
-            self._series.overhead.observe(now - self._ready_at)
+        self._tally.sent(now)
 
     def engine_unreachable(self) -> None:
         attempt = self._attempt
@@ -387,6 +386,7 @@ class Exchange:
     def _fail(self, problem: Problem) -> None:
         if not self.request_id:
             self._choose_id()
+        self._tally.reason = problem.reason
         if problem.reason is not None:
             self._gateway.metrics.rejected(problem.reason)
         answer, dialect = self._answer, self._route.dialect
@@ -418,23 +418,23 @@ class Exchange:
             self._client.answered(self)
 
     def _account(self, code: int) -> None:
-        """Counts what the request has used, for metrics and limits."""
-        relay, series, usage = self._relay, self._series, None
-        if relay is not None:
-            usage = relay.usage()
-            if usage is None and relay.output_at_least:  # a stream that broke off is not free
-                usage = Usage(None, relay.output_at_least, None)
-            if relay.first_content_at:
-                series.ttft.observe(relay.first_content_at - self._ready_at)
-        if usage is not None:
-            series.used(usage)
-        if self._lease is not None:
-            if not self._sent_at:
-                self._lease.settle(0, 0, 0)  # no engine has seen it
-            elif usage is not None:
-                self._lease.settle(usage.prompt, usage.cached, usage.output)
-            self._lease.release()
-        series.finished(code, monotonic() - self._ready_at if self._ready_at else None)
+        """Counts what the request has used: for metrics, limits, the access log and the trace."""
+        replica = self._tried[-1] if self._tried else None
+        usage = self._tally.end(code, self._relay, replica, self._lease)
+        log, trace = self._gateway.access_log, self._trace
+        if log.enabled or trace is not None:
+            self._tally.record(
+                code,
+                usage,
+                self._relay,
+                request_id=self.request_id,
+                identity=self._identity,
+                admission=self._admission,
+                tried=self._tried,
+                answer_bytes=self._answer.written,
+                log=log,
+                trace=trace,
+            )
 
     def _judge(self, failure: Failure | None) -> None:
         """The verdict on the present attempt, once; None is a good answer."""

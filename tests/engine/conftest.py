@@ -26,5 +26,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """Serves smollm2 with 1 GiB of KV in blocks of 32 and KV events. Its cache is shared: use prompts of your own."""
     log_path = tmp_path_factory.mktemp("engine") / "engine.log"
     progress = StartProgress(sys.__stderr__ or sys.stderr, "engine")
-    with start_engine(EngineRequest(profile="cpu"), log_path=log_path, progress=progress) as running:
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with start_engine(EngineRequest(profile="cpu", extra=tools), log_path=log_path, progress=progress) as running:
         yield running
