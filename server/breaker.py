@@ -17,8 +17,7 @@ class Failure(StrEnum):
     """How a replica failed. What the client caused (4xx) and a busy engine (429) are no failures: they are answers."""
 
     CONNECT = "no connection"
-    LOST = "lost connection"  # closed or reset before the answer was complete
-    MALFORMED = "malformed answer"
+    LOST = "lost connection"  # closed, reset or no HTTP before the answer was complete
     STATUS = "status 5xx"
     TIMEOUT = "time-out"
 

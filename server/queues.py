@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from kvgate.errors import Problem
 from server.waiting import AdmissionQueue
 
 
@@ -63,8 +62,3 @@ class AdmissionQueues:
             queue.expire(now)
             if not queue.waiting and not queue.running and not self._capacity(pool):
                 del self._queues[pool]
-
-    def refuse_all(self, problem: Problem) -> None:
-        """Ends every wait."""
-        for queue in list(self._queues.values()):
-            queue.refuse_all(problem)

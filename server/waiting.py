@@ -141,13 +141,6 @@ class AdmissionQueue:
             waiter.refused(self._saturated("queue_timeout", f"No engine came free within {self._max_seconds:g} s."))
         self.fill()
 
-    def refuse_all(self, problem: Problem) -> None:
-        """Ends every wait, for instance where the gateway stops."""
-        while self._places:
-            waiter = next(iter(self._places))
-            self.leave(waiter)
-            waiter.refused(problem)
-
     def _next(self) -> Waiter:
         band = self._next_band()
         waiter = band.next()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvgate.errors import Problem
 from server.queues import AdmissionQueues
 from server.replicas import EngineUrl
 from tests.server.clock import Clock
@@ -31,8 +30,8 @@ def test_a_crowd_for_one_model_does_not_keep_another_waiting() -> None:
 
 
 def test_a_pool_that_is_gone_is_dropped_once_it_is_idle() -> None:
-    capacity = {"a": 1}
-    queues = AdmissionQueues(lambda pool: capacity.get(pool, 0), 10, 5.0, Clock())
+    capacity, clock = {"a": 1}, Clock()
+    queues = AdmissionQueues(lambda pool: capacity.get(pool, 0), 10, 5.0, clock)
     queue = queues.of("a")
     waits = Request("t")
     queue.enter(Request("t"), "t")
@@ -40,9 +39,11 @@ def test_a_pool_that_is_gone_is_dropped_once_it_is_idle() -> None:
     capacity.clear()
     queues.expire()
     assert queues.of("a") is queue
-    queues.refuse_all(Problem(503, "saturated", "Gone.", retry_after=1, reason="gone"))
+    clock.now += 5.0
     queue.release()
-    assert (waits.outcome, queues.waiting, queues.oldest_age()) == ("gone", 0, 0.0)
+    assert queues.of("a") is queue
+    queues.expire()
+    assert (waits.outcome, queues.waiting, queues.oldest_age()) == ("queue_timeout", 0, 0.0)
     queues.expire()
     assert queues.of("a") is not queue
 

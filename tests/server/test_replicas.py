@@ -9,7 +9,7 @@ from server.metrics import GatewayMetrics
 from server.replicas import EngineUrl, Failure, Replica, ReplicaSet, Stage
 from tests.server.clock import Clock
 
-ENGINE_FAULTS = [Failure.LOST, Failure.MALFORMED, Failure.STATUS, Failure.TIMEOUT]
+ENGINE_FAULTS = [Failure.LOST, Failure.STATUS, Failure.TIMEOUT]
 
 
 def url(number: int) -> EngineUrl:
