@@ -22,6 +22,7 @@ from server.discovery.discovery import Discovery, sources_for
 from server.metrics import GatewayMetrics
 from server.models import Aliases
 from server.pricing import Prices
+from server.queues import AdmissionQueues
 from server.replicas import ReplicaSet
 from server.retries import RetryBudget
 from server.routes import Route
@@ -29,7 +30,6 @@ from server.tenants.keys import Identifier, Identity, KeyFile, OpenKeys
 from server.tenants.limits import MemoryLimits
 from server.tenants.salt import Salts, read_salt_secret
 from server.tracing import Tracer, open_tracer
-from server.waiting import AdmissionQueue
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
@@ -62,7 +62,7 @@ class Gateway:
     keys: Identifier
     limits: MemoryLimits | RedisLimits
     salts: Salts
-    queue: AdmissionQueue
+    queues: AdmissionQueues
     credentials: Credentials
     aliases: Aliases
     cors: Cors
@@ -87,9 +87,9 @@ class Gateway:
             salts = Salts("shared")
         else:
             salts = Salts(settings.isolation, read_salt_secret(settings.salt_secret_file, os.environ))
-        queue = AdmissionQueue(replicas.capacity, settings.queue_size, settings.queue_timeout)
-        replicas.on_capacity = queue.fill
-        metrics.watch_queue(lambda: queue.waiting, queue.oldest_age)
+        queues = AdmissionQueues(replicas.capacity, settings.queue_size, settings.queue_timeout)
+        replicas.on_capacity = queues.fill
+        metrics.watch_queue(lambda: queues.waiting, queues.oldest_age)
         return cls(
             settings,
             metrics,
@@ -98,7 +98,7 @@ class Gateway:
             keys,
             limits,
             salts,
-            queue,
+            queues,
             Credentials(_read_key(settings.engine_key_file), guarded=bool(settings.key_file)),
             Aliases.parse(settings.aliases),
             Cors(settings.cors_origins),

@@ -70,7 +70,7 @@ async def _sweep(gateway: Gateway) -> None:
             except Exception:  # a fault at one connection must not end the sweep of all others
                 logger.exception("a fault in the gateway, please report it")
                 connection.transport.abort()
-        gateway.queue.expire(now)
+        gateway.queues.expire(now)
         gateway.access_log.flush()
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from server.replicas import Replica
     from server.tenants.redis_limits import RedisLimits
     from server.tracing import Trace
+    from server.waiting import AdmissionQueue
 
 CLIENT_GONE = 499
 ELSEWHERE = frozenset((429, 502, 503, 504))  # statuses of an engine after which another one is asked
@@ -65,6 +66,7 @@ class Exchange:
         "_leasing",
         "_parts",
         "_problem",
+        "_queue",
         "_relay",
         "_route",
         "_slot",
@@ -108,8 +110,9 @@ class Exchange:
 
         self._lease: Lease | None = None
         self._leasing: asyncio.Task[None] | None = None
-        self._waiting = False  # in the admission queue
-        self._slot = False  # of the admission queue is taken
+        self._queue: AdmissionQueue | None = None
+        self._waiting = False  # in the queue
+        self._slot = False  # of the queue is taken
         self._tried: list[Replica] = []
         self._trace: Trace | None = None
         self._attempt: Attempt | None = None
@@ -205,7 +208,9 @@ class Exchange:
             self._fail(self._gateway.unavailable())
             return
         limits, estimate = self._gateway.limits, self._gateway.estimated_tokens(len(body))
-        if isinstance(limits, MemoryLimits):
+        if self._gateway.keys.limits_of(identity.tenant).unlimited:
+            self._enter()
+        elif isinstance(limits, MemoryLimits):
             self._leased(limits.acquire(identity.tenant, estimate))
         else:
             self._leasing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate))
@@ -231,11 +236,13 @@ class Exchange:
         self.request_id = self._gateway.new_id()
 
     def _enter(self) -> None:
-        identity = self._identity
+        identity, admission, gateway = self._identity, self._admission, self._gateway
         assert identity is not None
-        tenant = self._gateway.keys.tenant(identity.tenant)
+        assert admission is not None
+        tenant = gateway.keys.tenant(identity.tenant)
+        self._queue = gateway.queues.of(gateway.replicas.pool_of(admission.model))
         try:
-            runs = self._gateway.queue.enter(self, identity.tenant, tenant.weight, tenant.priority)
+            runs = self._queue.enter(self, identity.tenant, tenant.weight, tenant.priority)
         except Problem as problem:
             self._fail(problem)
             return
@@ -402,18 +409,20 @@ class Exchange:
         self.deadline = NEVER
         if self._leasing is not None:
             self._leasing.cancel()
-        if self._waiting:
-            self._gateway.queue.leave(self)
+        if self._waiting and self._queue is not None:
+            self._queue.leave(self)
         if self._attempt is not None:
             if not self._attempt.judged:
                 self._attempt.judged = True
                 self._gateway.replicas.gave_up(self._attempt.replica)
             self._attempt.end()
         self._account(code)
-        self._body = None
-        if self._slot:
+        # What is large goes now, though the connection keeps this until its next request; and without cycles, which would
+        # leave the freeing to the collector: pauses, and memory by the hundred megabytes
+        self._body = self._admission = self._relay = self._attempt = None
+        if self._slot and self._queue is not None:
             self._slot = False
-            self._gateway.queue.release()
+            self._queue.release()
         if not self.disconnected:
             self._client.answered(self)
 

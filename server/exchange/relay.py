@@ -15,11 +15,12 @@ from server.usage import USAGE, Usage, has_content, read_usage, without_usage
 class Relay(ABC):
     """One answer on its way. `first_content_at`: monotonic seconds of a stream's first generated content, 0 before."""
 
-    __slots__ = ("_usage_in", "_writer", "first_content_at", "output_at_least")
+    __slots__ = ("_usage", "_usage_in", "_writer", "first_content_at", "output_at_least")
 
     def __init__(self, writer: AnswerWriter) -> None:
         self._writer = writer
-        self._usage_in = b""  # the last bytes that brought usage
+        self._usage_in = b""  # the last bytes that brought usage, until they are read
+        self._usage: Usage | None = None
         self.first_content_at = 0.0
         self.output_at_least = 0  # tokens that came, as far as events tell
 
@@ -29,7 +30,9 @@ class Relay(ABC):
 
     def usage(self) -> Usage | None:
         """What the engine has said of tokens so far."""
-        return read_usage(self._usage_in) if self._usage_in else None
+        if self._usage_in:
+            self._usage, self._usage_in = read_usage(self._usage_in), b""
+        return self._usage
 
     def cut(self, problem: Problem, dialect: Dialect, request_id: str) -> None:
         """Ends an answer that has begun and will not be whole: the body stays short of its length."""
