@@ -7,7 +7,7 @@ import json
 MODEL = "bench"
 TEXT = "It costs little."
 CHAT = "/v1/chat/completions"
-KEY = "sk-bench-0123456789abcdef0123456789abcdef"  # every request carries it; a target may check it
+KEY = "kvg_" + "bench" + "0" * 38  # every request carries it; a target may check it
 STREAM_CHUNKS = 64
 STREAM_PERIOD_MS = 10
 GROUPS = 64  # prefix groups of the request bodies

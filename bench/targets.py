@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from abc import ABC, abstractmethod
@@ -9,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from bench import nginx
+from bench import nginx, payloads
 from bench.process import LOOPBACK, Child, free_port
 
 
@@ -99,8 +101,29 @@ class Kvgate(Target):
         return [sys.executable, "-m", "kvgate", "serve", *engines, "--port", str(self.port), *self.options()]
 
     def options(self) -> list[str]:
-        """Further options of `kvgate serve`. What they point to belongs into `self.folder`."""
-        return ["--policy", self._policy] if self._policy else []
+        """Beside the peers, with a policy, everything is on: a key for each request, limits on all counts (none is reached)."""
+        if self._policy is None:
+            return []
+        much = 1_000_000_000
+        lines: list[dict[str, str | int]] = [
+            {
+                "id": "bench",
+                "tenant": "bench",
+                "sha256": hashlib.sha256(payloads.KEY.encode()).hexdigest(),
+                "created": "2030-01-01T00:00:00Z",
+            },
+            {
+                "tenant": "bench",
+                "requests_per_minute": much,
+                "input_tokens_per_minute": much,
+                "output_tokens_per_minute": much,
+                "concurrency": 100_000,
+            },
+        ]
+        keys = self.folder / "keys"
+        keys.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        keys.chmod(0o600)
+        return ["--policy", self._policy, "--key-file", str(keys)]
 
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
