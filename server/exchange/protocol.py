@@ -21,11 +21,13 @@ from uvicorn.server import ServerState
 from kvgate.errors import Problem
 from server.exchange.answer import AnswerWriter
 from server.exchange.exchange import NEVER, Exchange
+from server.exchange.http1 import Header
 from server.gateway import Gateway
 from server.routes import ROUTES, Route
 
 LINGER_SECONDS = 2.0  # for a client that is still sending what was refused, so that it can read why
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
+MAX_LENGTH_DIGITS = 20  # of a Content-Length: as many as the parser counts up to
 MAX_PIPELINED = 32  # requests read ahead on one connection
 
 logger = logging.getLogger("kvgate")
@@ -67,6 +69,8 @@ class ClientConnection(HttpToolsProtocol):
                 cycle.client_gone()
         self._answering = self._receiving = None
         super().connection_lost(exc)
+        self.cycle = cast(Any, None)  # it refers back here, and the collector comes seldom
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
@@ -77,22 +81,27 @@ class ClientConnection(HttpToolsProtocol):
         elif self._head_bytes == 0:
             self.deadline = monotonic() + settings.header_timeout
         self._head_bytes += len(data)
+        behind_offer = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, _Refused):
+            if isinstance(error.__context__, _Enough):
+                self._discarding = True
+            elif isinstance(error.__context__, _Refused):
                 self._refuse(error.__context__.problem)
             else:
                 self._fault(error.__context__)
         except httptools.HttpParserError:
             self._refuse(Problem(400, "invalid_http", "The request is not valid HTTP/1.1."))
         except httptools.HttpParserUpgrade as offer:
-            self._read_on_without_upgrade(data[offer.args[0] :])
+            behind_offer = data[offer.args[0] :]
         else:
             if not self._in_head:
                 self._head_bytes = 0
             elif self._head_bytes > settings.max_head_bytes:
                 self._refuse(self._head_too_large())
+        if behind_offer is not None:  # not in the handler above: there, no error would keep its own context
+            self._read_on_without_upgrade(behind_offer)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -107,6 +116,8 @@ class ClientConnection(HttpToolsProtocol):
     # -- the parser
 
     def on_message_begin(self) -> None:
+        if self._discarding or self.transport.is_closing():
+            raise _Enough  # the last answer is given: what follows it in the same read would be done, and never answered
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
@@ -121,14 +132,17 @@ class ClientConnection(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self.parser.should_upgrade():
+        if self.parser.should_upgrade():  # it is read once more, without the offer
             return
         limit = self.gateway.settings.max_head_bytes
         if self._head_bytes > limit:  # counts what followed the head in the same read, too
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > limit:
                 raise _Refused(self._head_too_large())
+        fault = fault_in_head(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            raise _Refused(Problem(400, "invalid_http", fault))
+        self._in_head = False
         self._head_bytes = 0
         self.deadline = monotonic() + self.gateway.settings.body_timeout
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -166,7 +180,7 @@ class ClientConnection(HttpToolsProtocol):
         if method == b"CONNECT":
             self._refuse(Problem(405, "method_not_allowed", "This server opens no tunnels."))
             return
-        lines = [method, b" ", self.url, b" HTTP/1.1\r\n"]
+        lines = [method, b" ", self.url, b" HTTP/%b\r\n" % self.parser.get_http_version().encode("ascii")]
         for name, value in self.headers:
             if name == b"connection":
                 kept = [token for token in value.split(b",") if token.strip().lower() not in UPGRADE_HEADERS]
@@ -178,7 +192,7 @@ class ClientConnection(HttpToolsProtocol):
         self.data_received(b"".join(lines) + b"\r\n" + rest)
 
     def _to_asgi(self) -> None:
-        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        url, headers, expect = asgi_target(self.url), self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers = self.scope["headers"] = headers
@@ -272,6 +286,8 @@ class ClientConnection(HttpToolsProtocol):
             exchange.refuse(problem)
         elif self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
+        elif not self._in_head and self.cycle is not None:
+            self.transport.close()  # its request was answered before its body had come: it has no second answer
         elif not self.transport.is_closing():
             answer = AnswerWriter(self.transport, http10=False, keep_alive=False)
             answer.problem(problem, "openai", self.gateway.new_id())
@@ -306,6 +322,9 @@ class ClientConnection(HttpToolsProtocol):
             self.deadline = now + self.gateway.settings.idle_timeout
         elif unsent or self.transport.is_closing():
             self.transport.abort()
+        elif self._discarding:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()  # it has its answer, and lingered
         elif self._head_bytes or not self._in_head:
             self._refuse(Problem(408, "request_timeout", "The request did not arrive in time."))
         else:
@@ -318,6 +337,40 @@ class _Refused(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+class _Enough(Exception):
+    """Leaves the parser's callback: nothing more is read of this client."""
+
+
+def fault_in_head(version: str, headers: list[Header]) -> str | None:
+    """What RFC 9112 forbids in a request's head though the parser takes it: a sentence, or None.
+
+    A proxy in front of the gateway may see other borders between requests in such a head.
+    """
+    if version not in ("1.1", "1.0"):
+        return "The request is not HTTP/1.1."
+    hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding":
+            if version == "1.0" or value.strip().lower() != b"chunked":
+                return "The request's Transfer-Encoding is not chunked, or not allowed in its version of HTTP."
+        elif name == b"content-length" and len(value) > MAX_LENGTH_DIGITS:
+            return "The request's Content-Length is not valid."
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return "The request has no Host header, or more than one."
+    return None
+
+
+def asgi_target(url: bytes) -> bytes:
+    """The target of a request for ASGI, with a path in any case; raises what the connection refuses."""
+    try:
+        path = httptools.parse_url(url).path
+    except httptools.HttpParserInvalidURLError:
+        raise _Refused(Problem(400, "invalid_http", "The request's target is not valid.")) from None
+    return url if path else b"/"  # http://host alone
 
 
 def find_route(method: bytes, url: bytes) -> tuple[Route, bytes] | None:

@@ -123,18 +123,20 @@ async def test_a_stream_that_broke_off_is_not_free(engine: FakeEngine) -> None:
 
 
 async def test_aliases_reach_the_model_that_they_stand_for(engine: FakeEngine) -> None:
-    async with running_gateway(engine.url, aliases="gpt-4o=tiny, claude-*=tiny,lost=other") as gateway:
-        async with await RawClient.connect(gateway.port) as client:
-            for name in ("gpt-4o", "claude-opus-5", "tiny"):
-                await client.send(post(CHAT, b'{ "model" : "%b","messages":[ ]}' % name.encode()))
-                assert (await client.read_response()).status == 200
-            assert {r.body for r in engine.posts} == {b'{ "model" : "tiny","messages":[ ]}'}
-            assert gateway.metric("kvgate_requests_total", model="tiny") == 3
-            await client.send(post(CHAT, b'{"model":"lost","messages":[]}'))
-            assert (await client.read_response()).status == 404
-            await client.send(get("/v1/models"))
-            listed = json.loads((await client.read_response(method="GET")).body)["data"]
-            assert [(m["id"], m.get("root")) for m in listed] == [("tiny", "tiny"), ("gpt-4o", "tiny")]
+    async with (
+        running_gateway(engine.url, aliases="gpt-4o=tiny, claude-*=tiny,lost=other") as gateway,
+        await RawClient.connect(gateway.port) as client,
+    ):
+        for name in ("gpt-4o", "claude-opus-5", "tiny"):
+            await client.send(post(CHAT, b'{ "model" : "%b","messages":[ ]}' % name.encode()))
+            assert (await client.read_response()).status == 200
+        assert {r.body for r in engine.posts} == {b'{ "model" : "tiny","messages":[ ]}'}
+        assert gateway.metric("kvgate_requests_total", model="tiny") == 3
+        await client.send(post(CHAT, b'{"model":"lost","messages":[]}'))
+        assert (await client.read_response()).status == 404
+        await client.send(get("/v1/models"))
+        listed = json.loads((await client.read_response(method="GET")).body)["data"]
+        assert [(m["id"], m.get("root")) for m in listed] == [("tiny", "tiny"), ("gpt-4o", "tiny")]
 
 
 async def test_x_api_key_becomes_the_bearer_token_that_vllm_takes(engine: FakeEngine) -> None:
