@@ -97,12 +97,12 @@ async def test_expect_100_continue_is_answered(engine: FakeEngine) -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nbad header: 1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nx: a\r\n folded\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\nbad header: 1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\nx: a\r\n folded\r\n\r\n",
     ],
 )
 async def test_what_is_not_http_is_400(engine: FakeEngine, sent: bytes) -> None:

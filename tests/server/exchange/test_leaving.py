@@ -7,7 +7,7 @@ import pytest
 from tests.fakes import behaviours
 from tests.fakes.behaviours import Stream
 from tests.fakes.engine import FakeEngine
-from tests.fakes.raw_client import RawClient, post
+from tests.fakes.raw_client import RawClient, get, post
 from tests.server.exchange.test_faults import CHAT, PLAIN, STREAM, still_serves
 from tests.server.running import running_gateway
 
@@ -74,7 +74,7 @@ async def test_leaving_with_pipelined_requests_behind(engine: FakeEngine) -> Non
     async with running_gateway(engine.url) as gateway:
         engine.script(behaviours.stall_before_head())
         client = await RawClient.connect(gateway.port)
-        await client.send(post(CHAT, PLAIN) + post(CHAT, PLAIN) + b"GET /health HTTP/1.1\r\n\r\n" + post(CHAT, PLAIN))
+        await client.send(post(CHAT, PLAIN) + post(CHAT, PLAIN) + get("/health") + post(CHAT, PLAIN))
         request = await engine.received(1)
         client.close()
         await asyncio.wait_for(request.aborted.wait(), 5)
