@@ -94,10 +94,12 @@ def test_tools(client: openai.OpenAI) -> None:
     function = {
         "name": "weather",
         "description": "The weather in a city",
+        "strict": True,  # or the engine takes any JSON for arguments
         "parameters": {
             "type": "object",
             "properties": {"city": {"type": "string", "maxLength": 12}},
             "required": ["city"],
+            "additionalProperties": False,
         },
     }
     answer = client.chat.completions.create(
@@ -105,7 +107,8 @@ def test_tools(client: openai.OpenAI) -> None:
         messages=[{"role": "user", "content": "How is the weather in Rome?"}],
         tools=[{"type": "function", "function": function}],  # type: ignore[list-item,typeddict-item]
         tool_choice={"type": "function", "function": {"name": "weather"}},
-        max_tokens=64,
+        temperature=0,
+        max_tokens=100,
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
