@@ -6,26 +6,29 @@ import asyncio
 from collections.abc import Iterable
 
 from kvgate.errors import Dialect, Problem
-from server.exchange.http1 import LAST_CHUNK, STATUS_LINE, Header, chunk, response_head
+from server.exchange.http1 import BODILESS, LAST_CHUNK, STATUS_LINE, Header, chunk, response_head
 
 
 class AnswerWriter:
     """Writes one answer to a client. `started` once any byte of it is out, and then it cannot become another answer."""
 
-    __slots__ = ("_chunked", "_head", "_http10", "_transport", "keep_alive", "started", "written")
+    __slots__ = ("_bodiless", "_chunked", "_head", "_http10", "_transport", "keep_alive", "started", "written")
 
     def __init__(self, transport: asyncio.Transport, http10: bool, keep_alive: bool) -> None:
         self._transport = transport
         self._http10 = http10
         self._head = b""
         self._chunked = False
+        self._bodiless = False
         self.keep_alive = keep_alive
         self.started = False
         self.written = 0  # bytes, framing included
 
     def head(self, status: int, headers: list[Header], extra: list[bytes], length: int | None) -> None:
         """Sets the head of an answer of `length` bytes; None where only its end will tell. Sent with the first bytes."""
-        if length is not None:
+        if status in BODILESS:  # it ends with its head, whatever its framing says; bytes behind that were the next answer's
+            self._bodiless = True
+        elif length is not None:
             extra.append(b"content-length: %d\r\n" % length)
         elif self._http10:
             self.keep_alive = False  # such a client sees the end when the connection closes
@@ -36,7 +39,9 @@ class AnswerWriter:
 
     def write(self, data: bytes, last: bool) -> None:
         """Body bytes, framed; `last` ends the answer."""
-        if self._chunked:
+        if self._bodiless:
+            data = b""
+        elif self._chunked:
             data = chunk(data) if data else b""
             if last:
                 data += LAST_CHUNK

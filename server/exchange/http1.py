@@ -26,6 +26,7 @@ NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-rep
 
 _USUAL = (b"keep-alive", b"Keep-Alive", b"close")  # what a Connection header nearly always says
 
+BODILESS = frozenset((204, 304))  # statuses whose answers have no body, and a 204 no framing
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

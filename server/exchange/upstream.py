@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from server.exchange.http1 import Header
+from server.exchange.http1 import BODILESS, Header
 
 # vLLM closes a connection that was unused for 5 s; one that was unused for nearly as long may be closing already
 IDLE_SECONDS = 4.0
@@ -185,6 +185,8 @@ class EngineConnection(asyncio.Protocol):
         if self._done:
             return
         status = self._parser.get_status_code()
+        if status < 100:
+            raise ValueError(f"status {status}")
         if status < 200:  # an interim answer; the final one follows
             self._headers = []
             return
@@ -194,8 +196,10 @@ class EngineConnection(asyncio.Protocol):
             if name == b"content-length":
                 self._length = int(value)
             elif name == b"transfer-encoding":
+                if chunked or value.strip().lower() != b"chunked":
+                    raise ValueError(f"transfer-encoding {value!r}")  # to the parser's caller it is an answer like any bad one
                 chunked = True
-        if status in (204, 304):
+        if status in BODILESS:
             self._length = 0
         self._to_eof = not chunked and self._length is None
         self._head_due = True

@@ -157,11 +157,14 @@ class Rig:
         self.engine, self.gateway = engine, gateway
         self.errors: list[str] = []  # logged at ERROR or above
 
-    def send(self, *pieces: bytes) -> Outcome:
-        """Sends the pieces over one connection, each read by the gateway before the next; then a healthy request."""
-        return self._runner.run(self._send(pieces))
+    def send(self, *pieces: bytes, in_turn: bool = False) -> Outcome:
+        """Sends the pieces over one connection, each read by the gateway before the next; then a healthy request.
 
-    async def _send(self, pieces: Iterable[bytes]) -> Outcome:
+        `in_turn`: each also answered before the next.
+        """
+        return self._runner.run(self._send(pieces, in_turn))
+
+    async def _send(self, pieces: Iterable[bytes], in_turn: bool) -> Outcome:
         self.engine.requests.clear()
         known = set(self.gateway.gateway.connections)
         async with await RawClient.connect(self.gateway.port) as client:
@@ -173,6 +176,8 @@ class Rig:
                 with contextlib.suppress(OSError):
                     await client.send(piece)
                 await until(functools.partial(server.has_read, due))
+                if in_turn:
+                    await until(lambda: server.rests)
                 if server.over:
                     break
             await until(lambda: server.rests)

@@ -18,7 +18,7 @@ MAX_DIGITS = 19  # of a length: what is longer may not fit in 64 bits
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _QUOTED = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
 _REQUEST_LINE = re.compile(rb"(" + _TOKEN + rb") +([!-~]+) +(?:HTTP|RTSP|ICE)/1\.([01])")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
+_STATUS_LINE = re.compile(rb"(?:HTTP|RTSP)/[0-9]\.[0-9] ([1-9][0-9]{2})(?: [^\r\n]*)?")
 _FIELD = re.compile(rb"(" + _TOKEN + rb"):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]+)(?:;" + _TOKEN + rb"(?:=(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?)*")
 _DIGITS = re.compile(rb"[0-9]+")
@@ -83,19 +83,22 @@ def read_requests(data: bytes) -> Reading:
 
 
 def read_response(data: bytes, ended: bool) -> Response:
-    """The final answer to a POST; `ended`: the sender closed the connection behind `data`, orderly."""
-    at = 0
+    """The final answer to a POST; `ended`: the sender closed the connection behind `data`, orderly.
+
+    Of the status line only the status counts: nothing else of it is passed on. Empty lines before it do no harm.
+    """
+    at = len(data) - len(data.lstrip(b"\r\n"))
     while True:
         line, fields, at = _head(data, at)
         match = _STATUS_LINE.fullmatch(line)
         if match is None:
             raise Malformed("status line")
-        status = int(match[2])
+        status = int(match[1])
         if status >= 200:
             break
         if status == 101:
             raise Malformed("a switch that nobody asked for")
-    length = _length(fields, match[1] == b"0")
+    length = _length(fields, http10=False)
     if status in (204, 304):
         return Response(status, fields, b"", at)
     if length is None:
