@@ -34,7 +34,7 @@ class Setting:
     @property
     def unit(self) -> str:
         """What stands for the value in help texts."""
-        if self.name.endswith(("_timeout", "_interval")):
+        if self.name.endswith(("_timeout", "_interval", "_delay")):
             return "SECONDS"
         if self.name.endswith("_bytes"):
             return "BYTES"
@@ -108,7 +108,16 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("health_interval", float, 2.0, "seconds between two health checks of a replica", 0.05),
     Setting("scrape_interval", float, 5.0, "seconds between two reads of a replica's metrics", 0.05),
-    Setting("drain_timeout", float, 300.0, "seconds that running requests may take to finish after SIGTERM", 0.0),
+    Setting(
+        "drain_delay",
+        float,
+        0.0,
+        "seconds after SIGTERM in which the gateway is not ready but still takes connections: longer than a load balancer "
+        "needs to notice (Kubernetes: 5); a second signal ends them",
+    ),
+    Setting(
+        "drain_timeout", float, 300.0, "seconds that running requests may take to finish after SIGTERM and the delay"
+    ),
     Setting(
         "access_log", str, "off", "where to write a JSON line for each request: off, - (standard output) or a file"
     ),
@@ -152,6 +161,7 @@ class Settings:
     max_held_bytes: int = 1 * MIB
     health_interval: float = 2.0
     scrape_interval: float = 5.0
+    drain_delay: float = 0.0
     drain_timeout: float = 300.0
     access_log: str = "off"
     tracing: str = "off"

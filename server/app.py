@@ -61,7 +61,9 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def ready(response: Response) -> dict[str, Any]:
         if not gateway.ready:
             response.status_code = 503
-            response.headers["retry-after"] = str(gateway.unavailable().retry_after)
+            problem = gateway.going() if gateway.draining else gateway.unavailable()
+            response.headers["retry-after"] = str(problem.retry_after)
+            response.headers["x-kvgate-reason"] = str(problem.reason)
         replicas = {replica.name: "up" if replica.up else "down" for replica in gateway.replicas.all}
         status = "draining" if gateway.draining else "ok" if gateway.ready else "no engine"
         return {"status": status, "replicas": replicas}

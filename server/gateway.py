@@ -74,6 +74,10 @@ class Gateway:
     draining: bool = False
     new_id: RequestIds = field(default_factory=RequestIds)
     connections: set[ClientConnection] = field(default_factory=set)
+    idle_seconds: float = field(init=False)  # that an unused client connection stays open
+
+    def __post_init__(self) -> None:
+        self.idle_seconds = self.settings.keep_alive_timeout
 
     @classmethod
     def build(cls, settings: Settings, engines: list[str], registry: CollectorRegistry | None = None) -> Gateway:
@@ -140,6 +144,13 @@ class Gateway:
             if target in entries and alias not in entries:
                 entries[alias] = {**entries[target], "id": alias, "root": target}
         return list(entries.values())
+
+    @staticmethod
+    def going() -> Problem:
+        """The gateway ends, and cannot wait for this request any longer."""
+        return Problem(
+            503, "draining", "The gateway is going down. Send the request again.", retry_after=1, reason="draining"
+        )
 
     def unavailable(self) -> Problem:
         """No engine can be asked now."""

@@ -7,8 +7,11 @@ import functools
 import gc
 import logging
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
 from types import FrameType
 
 import uvicorn
@@ -20,18 +23,38 @@ from server.exchange.protocol import ClientConnection
 from server.gateway import Gateway
 
 _LEVELS = ("debug", "info", "warning", "error")
+LAST_REQUEST_SECONDS = 1.0  # that an idle connection stays for a request that is under way when the listeners close
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which drains on the first SIGTERM or SIGINT and ends with exit code 0 after it."""
+    """uvicorn's server, which drains on the first SIGTERM or SIGINT and ends with exit code 0 after it.
+
+    First, for `drain_delay`, it goes on as before, but is not ready, and each answer says `connection: close`. Then it closes
+    the listeners and finishes what runs. A connection is closed where an answer said so or where it is idle, never under
+    a request.
+    """
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
         self._gateway = gateway
+        self._delayed_until = float("inf")  # monotonic seconds: when the listeners close
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        delay = self._gateway.settings.drain_delay
+        if self.started and delay and not self._gateway.draining:
+            self._delayed_until = monotonic() + delay
+        else:
+            super().handle_exit(sig, frame)
         self._gateway.draining = True
-        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        if monotonic() >= self._delayed_until:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: object = None) -> None:
+        self._gateway.idle_seconds = min(LAST_REQUEST_SECONDS, self._gateway.idle_seconds)
+        await super().shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,6 +98,27 @@ def configure(gateway: Gateway) -> uvicorn.Config:
     )
 
 
+def check_tls(settings: Settings) -> None:
+    """Raises UsageError unless certificate and key are both given and fit, or neither is given."""
+    if not settings.tls_cert and not settings.tls_key:
+        return
+    if not settings.tls_cert or not settings.tls_key:
+        raise UsageError("--tls-cert and --tls-key go together")
+    for flag, path in (("--tls-cert", settings.tls_cert), ("--tls-key", settings.tls_key)):
+        try:
+            Path(path).open("rb").close()
+        except OSError as error:
+            raise UsageError(f"{flag} {path} cannot be read: {error.strerror or error}") from None
+    try:
+        no_prompt = ""  # where a key has a passphrase, OpenSSL would ask for it at the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key, no_prompt)
+    except ssl.SSLError as error:
+        raise UsageError(
+            f"--tls-cert {settings.tls_cert} and --tls-key {settings.tls_key} are not a certificate and its key, both in PEM "
+            f"and without a passphrase ({error.reason or error})"
+        ) from None
+
+
 def run_gateway(settings: Settings, engines: list[str]) -> int:
     """Serves until SIGTERM or SIGINT, then lets running requests finish within `drain_timeout`. 0 after an orderly end.
 
@@ -82,8 +126,7 @@ def run_gateway(settings: Settings, engines: list[str]) -> int:
     """
     if settings.log_level not in _LEVELS:
         raise UsageError(f"--log-level {settings.log_level!r} is not one of {', '.join(_LEVELS)}")
-    if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise UsageError("--tls-cert and --tls-key go together")
+    check_tls(settings)
     gateway = Gateway.build(settings, engines)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # uvicorn's own lines carry request targets, whose query strings users type into

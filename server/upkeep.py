@@ -17,6 +17,7 @@ from server.watch import Watcher
 logger = logging.getLogger("kvgate")
 
 KEY_FILE_SECONDS = 1.0  # between two looks at the key file
+LAST_WORD_SECONDS = 1.0  # for clients to take what they are told when the gateway ends before their answer
 
 
 @asynccontextmanager
@@ -27,10 +28,8 @@ async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
     await watcher.start()
     if not isinstance(gateway.limits, MemoryLimits):
         await gateway.limits.start()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.access_log.reopen)
-    tasks = [asyncio.create_task(_sweep(gateway))]
-    if isinstance(gateway.keys, KeyFile):
-        tasks.append(asyncio.create_task(_reload_keys(gateway, gateway.keys)))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _read_anew, gateway)
+    tasks = [asyncio.create_task(_sweep(gateway)), asyncio.create_task(_look_at_keys(gateway))]
     try:
         yield
     finally:
@@ -39,9 +38,7 @@ async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await gateway.discovery.stop()
         await watcher.stop()
-        for connection in list(gateway.connections):
-            connection.transport.abort()
-        await asyncio.sleep(0)  # their ends are told, and leases given back, before what counts them stops
+        await _part(gateway)
         if not isinstance(gateway.limits, MemoryLimits):
             await gateway.limits.stop()
         gateway.replicas.close()
@@ -74,8 +71,32 @@ async def _sweep(gateway: Gateway) -> None:
         gateway.access_log.flush()
 
 
-async def _reload_keys(gateway: Gateway, keys: KeyFile) -> None:
+async def _part(gateway: Gateway) -> None:
+    """Ends the connections that are left when the time to drain is over; whoever waits for an answer is told."""
+    for connection in list(gateway.connections):
+        connection.part(gateway.going())
+    for _ in range(round(LAST_WORD_SECONDS / 0.01)):
+        if not gateway.connections:
+            break
+        await asyncio.sleep(0.01)
+    for connection in list(gateway.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)  # their ends are told, and leases given back, before what counts them stops
+
+
+async def _look_at_keys(gateway: Gateway) -> None:
     while True:
         await asyncio.sleep(KEY_FILE_SECONDS)
-        if keys.reload_if_changed() and isinstance(gateway.limits, MemoryLimits):
-            gateway.limits.reload()
+        _reload_keys(gateway)
+
+
+def _reload_keys(gateway: Gateway) -> None:
+    keys = gateway.keys
+    if isinstance(keys, KeyFile) and keys.reload_if_changed() and isinstance(gateway.limits, MemoryLimits):
+        gateway.limits.reload()
+
+
+def _read_anew(gateway: Gateway) -> None:
+    """On SIGHUP: the access log's file and the keys, at once."""
+    gateway.access_log.reopen()
+    _reload_keys(gateway)

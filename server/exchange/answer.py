@@ -24,6 +24,11 @@ class AnswerWriter:
         self.started = False
         self.written = 0  # bytes, framing included
 
+    @property
+    def decided(self) -> bool:
+        """Whether the head is made, and so whether the connection goes on is said."""
+        return self.started or bool(self._head)
+
     def head(self, status: int, headers: list[Header], extra: list[bytes], length: int | None) -> None:
         """Sets the head of an answer of `length` bytes; None where only its end will tell. Sent with the first bytes."""
         if status in BODILESS:  # it ends with its head, whatever its framing says; bytes behind that were the next answer's

@@ -130,6 +130,10 @@ class Exchange:
     def keep_alive(self, value: bool) -> None:
         self._answer.keep_alive = value
 
+    @property
+    def response_started(self) -> bool:
+        return self._answer.decided
+
     # -- the request
 
     def authorize(self) -> bool:

@@ -46,6 +46,7 @@ class ClientConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.gateway = gateway
+        self.url = b""  # of the message last begun
         self.deadline = NEVER
         self._in_head = True  # of the next message, or before it
         self._head_bytes = 0  # read of it so far
@@ -197,12 +198,14 @@ class ClientConnection(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expect
         self.headers = self.scope["headers"] = headers
         super().on_headers_complete()
+        if self.gateway.draining:
+            self.cycle.keep_alive = False
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn stopped reading; then a client that leaves would not be noticed
 
     def _to_exchange(self, route: Route, target: bytes) -> None:
         http10 = self.parser.get_http_version() == "1.0"
-        keep_alive = not http10 and self.parser.should_keep_alive()
+        keep_alive = not http10 and self.parser.should_keep_alive() and not self.gateway.draining
         earlier = self.cycle
         exchange = Exchange(self, route, target, http10, keep_alive)
         self.cycle = cast(Any, exchange)
@@ -265,7 +268,26 @@ class ClientConnection(HttpToolsProtocol):
 
     def _wait_for_next(self) -> None:
         if self._in_head and self._head_bytes == 0 and (self.cycle is None or self.cycle.response_complete):
-            self.deadline = monotonic() + self.gateway.settings.keep_alive_timeout
+            self.deadline = monotonic() + self.gateway.idle_seconds
+
+    # -- the gateway's end
+
+    def shutdown(self) -> None:
+        """The listeners are closed. The last answer says that the connection ends; where none is due, one may yet be asked for.
+
+        An answer whose head is out cannot say it any more: the connection then ends with the next one, or idle.
+        """
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_next()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def part(self, problem: Problem) -> None:
+        """Ends the connection with this answer, where one is due, or in the middle of one."""
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.refuse(problem)
+        else:
+            self.transport.close()
 
     # -- what is refused, and what takes too long
 
@@ -290,7 +312,8 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()  # its request was answered before its body had come: it has no second answer
         elif not self.transport.is_closing():
             answer = AnswerWriter(self.transport, http10=False, keep_alive=False)
-            answer.problem(problem, "openai", self.gateway.new_id())
+            found = find_route(b"POST", self.url)  # as far as it was read
+            answer.problem(problem, "openai" if found is None else found[0].dialect, self.gateway.new_id())
             if self.transport.can_write_eof():
                 self.transport.write_eof()
                 self.deadline = monotonic() + LINGER_SECONDS
