@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from kvgate import __version__
 from kvgate.errors import Problem
 from server.cors import EXPOSED
+from server.document import ELSE_THE_ENGINES, GUARDED, OPERATORS, PROXIED, Responses, errors
 from server.gateway import Gateway
 from server.responses import responses_router
 from server.routes import ROUTES, Route
@@ -54,10 +55,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def live() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/health", tags=["operations"], summary="An engine answers (same as /health/ready)")
-    @app.get(
-        "/health/ready", tags=["operations"], summary="An engine answers", responses={503: {"description": "none does"}}
-    )
+    unready: Responses = {503: {"description": "none does", "content": {"application/json": {"schema": {}}}}}
+
+    @app.get("/health", tags=["operations"], summary="An engine answers (same as /health/ready)", responses=unready)
+    @app.get("/health/ready", tags=["operations"], summary="An engine answers", responses=unready)
     async def ready(response: Response) -> dict[str, Any]:
         if not gateway.ready:
             response.status_code = 503
@@ -68,25 +69,42 @@ def create_app(gateway: Gateway) -> FastAPI:
         status = "draining" if gateway.draining else "ok" if gateway.ready else "no engine"
         return {"status": status, "replicas": replicas}
 
-    @app.get("/v1/models", tags=["openai"], summary="The models that the engines serve")
+    @app.get(
+        "/v1/models", tags=["openai"], summary="The models that the engines serve", responses=errors(*GUARDED, 503)
+    )
     async def models(request: Request) -> dict[str, Any]:
         gateway.identify(request.headers.raw)
         if not gateway.replicas.served:
             raise gateway.unavailable()
         return {"object": "list", "data": gateway.listed_models()}
 
-    @app.get("/metrics", tags=["operations"], summary="Prometheus metrics of the gateway", response_class=Response)
+    text: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+
+    @app.get(
+        "/metrics",
+        tags=["operations"],
+        summary="Prometheus metrics of the gateway",
+        response_class=Response,
+        responses=text | errors(*OPERATORS),
+    )
     async def metrics(request: Request) -> Response:
         gateway.identify(request.headers.raw, operator=True)
         return Response(generate_latest(gateway.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/kv/usage", tags=["kvgate"], summary="Tokens, saved prefill and money, of all tenants or of one's own")
+    @app.get(
+        "/kv/usage",
+        tags=["kvgate"],
+        summary="Tokens, saved prefill and money, of all tenants or of one's own",
+        responses=errors(*GUARDED),
+    )
     async def usage(request: Request) -> dict[str, Any]:
         identity = gateway.identify(request.headers.raw)
         tenant = None if identity.role == "operator" else identity.tenant
         return usage_report(counts(gateway.metrics.every_series), gateway.prices, gateway.since, tenant)
 
-    @app.get("/kv/replicas", tags=["kvgate"], summary="The engines, and what is known of each")
+    @app.get(
+        "/kv/replicas", tags=["kvgate"], summary="The engines, and what is known of each", responses=errors(*OPERATORS)
+    )
     async def replicas(request: Request) -> dict[str, Any]:
         gateway.identify(request.headers.raw, operator=True)
         return {"replicas": [replica.report() for replica in gateway.replicas.known()]}
@@ -99,30 +117,35 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 def _declare(app: FastAPI, route: Route) -> None:
     """Puts a proxied POST into the OpenAPI document; over a socket the Exchange answers it before it gets here."""
-    error = {"description": f"An error in the shape of {route.dialect}"}
 
     async def proxied() -> None:
         raise Problem(500, "internal_error", "A proxied route was called past the gateway's protocol.")
 
     kinds: dict[type, dict[str, Any]] = {str: {"type": "string"}, list: {"type": "array", "items": {}}}
-    properties: dict[str, Any] = {"model": {"type": "string"}}
+    model = {"type": "string", "description": "One of GET /v1/models; may be left out where there is but one"}
+    properties: dict[str, Any] = {"model": model}
     if route.streams:
         properties["stream"] = {"type": "boolean"}
     for name, types in route.needs.items():
         properties[name] = {"anyOf": [kinds[kind] for kind in types]}
     schema = {
         "type": "object",
-        "required": ["model"],
         "anyOf": [{"required": [name]} for name in route.needs],
         "properties": properties,
         "additionalProperties": True,
     }
+    content = {"application/json": {"schema": {"type": "object"}}}
+    if route.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    whole: Responses = {200: {"description": "What the engine answers", "content": content}}
     app.post(
         route.path,
+        response_class=Response,
         tags=[route.dialect],
         summary=route.summary,
         name=route.path,
-        responses=dict.fromkeys((400, 404, 408, 413, 502, 503, 504), error),
+        description=ELSE_THE_ENGINES,
+        responses=whole | errors(*PROXIED, dialect=route.dialect),
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     )(proxied)
 

@@ -6,23 +6,48 @@ No generation starts here, so these two calls go past the Exchange, through an o
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import aiohttp
 from fastapi import APIRouter, Request, Response
 
 from kvgate.errors import Problem
+from server.document import ELSE_THE_ENGINES, errors
 from server.exchange.http1 import NOT_TO_CLIENT, NOT_TO_ENGINE
 from server.gateway import Gateway
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+# Not as parameters of the functions: FastAPI would then declare a 422 that is never given
+_DECLARED: dict[str, Any] = {
+    "description": ELSE_THE_ENGINES,
+    "response_class": Response,
+    "responses": {
+        200: {
+            "description": "What the engine answers",
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        },
+        **errors(400, 401, 404, 502, 503),
+    },
+    "openapi_extra": {
+        "parameters": [
+            {
+                "name": "response_id",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "pattern": f"^{_ID.pattern}$"},
+            }
+        ]
+    },
+}
 
 
 def responses_router(gateway: Gateway) -> APIRouter:
     """GET /v1/responses/{id} and POST /v1/responses/{id}/cancel."""
     router = APIRouter(tags=["openai"])
 
-    async def ask(request: Request, response_id: str, action: str = "") -> Response:
+    async def ask(request: Request, action: str = "") -> Response:
         gateway.identify(request.headers.raw)
+        response_id = request.path_params["response_id"]
         if not _ID.fullmatch(response_id):
             raise Problem(400, "invalid_id", "The response id is not valid.", param="response_id")
         sent, extra = gateway.credentials.for_engine(request.headers.raw)
@@ -47,13 +72,15 @@ def responses_router(gateway: Gateway) -> APIRouter:
             raise gateway.unavailable()
         return answer
 
-    @router.get("/v1/responses/{response_id}", summary="A stored response")
-    async def retrieve(request: Request, response_id: str) -> Response:
-        return await ask(request, response_id)
+    @router.get("/v1/responses/{response_id}", summary="A stored response", **_DECLARED)
+    async def retrieve(request: Request) -> Response:
+        return await ask(request)
 
-    @router.post("/v1/responses/{response_id}/cancel", summary="Cancel a response that runs in the background")
-    async def cancel(request: Request, response_id: str) -> Response:
-        return await ask(request, response_id, "/cancel")
+    @router.post(
+        "/v1/responses/{response_id}/cancel", summary="Cancel a response that runs in the background", **_DECLARED
+    )
+    async def cancel(request: Request) -> Response:
+        return await ask(request, "/cancel")
 
     return router
 
