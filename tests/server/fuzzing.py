@@ -298,10 +298,11 @@ def judge(data: bytes, outcome: Outcome) -> strict_http.Reading:
         assert outcome.closed
         assert answers
         assert answers[-1].header(b"connection") == b"close"
-    if len(answers) > len(requests):
-        assert outcome.closed
-        assert answers[-1].status >= 400
-        assert answers[-1].header(b"connection") == b"close"
+    if len(answers) > len(requests):  # to what is no whole request; the gateway's own routes do not wait for the body
+        assert reading.end in ("malformed", "incomplete")
+        if b'"invalid_http"' in answers[-1].body:
+            assert outcome.closed
+            assert answers[-1].header(b"connection") == b"close"
     if reading.end == "malformed":
         assert outcome.closed
         assert answers

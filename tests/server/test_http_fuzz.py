@@ -5,15 +5,19 @@ The property of every example is `judge`, in fuzzing.py; the strict parser is st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.exchange import protocol
 from tests.fakes import wire
-from tests.fakes.raw_client import get, post
-from tests.server.fuzzing import CHAT, MAX_BODY_BYTES, PLAIN, Rig, echo, judge, rig, wanted
+from tests.fakes.engine import FakeEngine
+from tests.fakes.raw_client import RawClient, get, post
+from tests.server.fuzzing import CHAT, MAX_BODY_BYTES, PLAIN, Rig, echo, judge, rig, until, wanted
+from tests.server.running import running_gateway
 
 QUICK = {"deadline": None, "derandomize": True, "database": None}
 TOP = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n"
@@ -237,6 +241,32 @@ def test_expect_is_answered_before_the_body_comes_and_not_when_it_is_refused(sha
     assert [(a.status, a.interim) for a in outcome.answers] == [(413, [])]
 
 
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"5\r\nabcdeX\r\n"])
+def test_a_request_that_was_answered_before_its_body_went_wrong_has_one_answer(shared: Rig, rest: bytes) -> None:
+    head = get("/health/live", [("transfer-encoding", "chunked")])
+    outcome = shared.send(head, rest, in_turn=True)
+    judge(head + rest, outcome)
+    assert [answer.status for answer in outcome.answers] == [200]
+    assert outcome.closed
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [with_length(body=b"x" * 6000)[:3000], with_length(b"expect: 100-continue", body=b"x" * 6000)[:-6000], b"?\r\n"],
+)
+async def test_a_refused_client_that_stays_has_one_answer(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_SECONDS", 0.05)
+    quick = {"max_body_bytes": MAX_BODY_BYTES, "header_timeout": 0.2, "body_timeout": 0.2}
+    async with running_gateway(engine.url, **quick) as gateway, await RawClient.connect(gateway.port) as client:
+        await client.send(sent)
+        assert (await client.read_response()).status in (400, 413)
+        await until(lambda: not gateway.gateway.connections)
+        assert await client.read_to_end() == b""
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 # -- requests by a grammar, all of them right
 
 TARGETS = (
@@ -365,7 +395,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
     return b"".join(parts) + EVIL
 
 
-@settings(max_examples=500, **QUICK)  # type: ignore[arg-type]
+@settings(max_examples=350, **QUICK)  # type: ignore[arg-type]
 @given(st.data())
 def test_no_fault_in_a_request_moves_a_border(shared: Rig, data: st.DataObject) -> None:
     sent = data.draw(spoiled())
