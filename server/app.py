@@ -176,4 +176,6 @@ def _answer_errors(app: FastAPI, gateway: Gateway) -> None:
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        return respond(Problem(500, "internal_error", "The gateway failed."))
+        # Starlette answers this outside of all middleware, that of CORS included
+        lines = b"".join(gateway.cors.lines(request.headers.raw)).decode("latin-1").splitlines()
+        return respond(Problem(500, "internal_error", "The gateway failed."), dict(x.split(": ", 1) for x in lines))
