@@ -147,7 +147,8 @@ class GatewayMetrics(Collector):
 
     @property
     def every_series(self) -> list[Series]:
-        return list(self._series.values())
+        """Those of which a request has finished: one is made before it is known whose the request is."""
+        return [series for series in self._series.values() if series.codes]
 
     def rejected(self, reason: str) -> None:
         """Counts a request that the gateway did not let through for want of something. `reason` is one of our own words."""
