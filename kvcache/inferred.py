@@ -48,12 +48,13 @@ class Inferred:
         if delivered is not None:
             self._correct(replica, ticket, prompt_tokens, delivered)
         for node in reversed(ticket.nodes):
-            if node.parent is not None and node not in replica.inferred:
-                replica.inferred[node] = now
-                index.forest.hold(node, replica.bit)
-            elif node in replica.inferred:
+            if node in replica.inferred:
                 replica.inferred[node] = now
                 replica.inferred.move_to_end(node)
+            elif node.parent is not None and not replica.of(node):
+                replica.pending.pop(node, None)
+                replica.inferred[node] = now
+                index.forest.hold(node, replica.bit)
         self.expected.cancel(ticket, now)
         self._fit(replica, now)
 
