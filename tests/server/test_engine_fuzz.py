@@ -117,6 +117,26 @@ def test_odd_answers(shared: Rig, data: bytes, status: int, body: bytes) -> None
         assert (first.status, first.complete) == (status, True)
 
 
+@pytest.mark.parametrize("behind", [EVIL, b"junk", b"\r\n", b"\x00", EVIL[:20]])
+@pytest.mark.parametrize(
+    "framing", [b"content-length: 2\r\n\r\n{}", b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"]
+)
+def test_bytes_behind_an_answer_are_nobody_s(shared: Rig, framing: bytes, behind: bytes) -> None:
+    whole = OK + JSON + framing
+    for splits in ([], [len(whole)], [len(whole) - 1], [len(whole) + 1]):
+        first, _ = answered(shared, whole + behind, "keep", splits, PLAIN)
+        assert (first.status, first.body) == (200, b"{}")
+
+
+@pytest.mark.parametrize("kind", [JSON, EVENTS])
+def test_a_reset_is_no_end_of_an_answer(shared: Rig, kind: bytes) -> None:
+    whole = OK + kind + b"\r\ndata: {}\n\n"
+    assert answered(shared, whole, "close", [], STREAM)[0].body == b"data: {}\n\n"
+    first, sent = answered(shared, whole, "reset", [], STREAM)
+    assert sent is None
+    assert first.status == 502 or not first.complete
+
+
 HEADS = (
     JSON,
     EVENTS,
