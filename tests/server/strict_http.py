@@ -68,8 +68,7 @@ def read_requests(data: bytes) -> Reading:
     at = 0
     try:
         while True:
-            while data[at : at + 1] in (b"\r", b"\n"):
-                at += 1
+            at = _behind_empty_lines(data, at)
             if at == len(data):
                 return Reading(found, "border")
             request, at = _request(data, at)
@@ -87,8 +86,9 @@ def read_response(data: bytes, ended: bool) -> Response:
 
     Of the status line only the status counts: nothing else of it is passed on. Empty lines before it do no harm.
     """
-    at = len(data) - len(data.lstrip(b"\r\n"))
+    at = 0
     while True:
+        at = _behind_empty_lines(data, at)
         line, fields, at = _head(data, at)
         match = _STATUS_LINE.fullmatch(line)
         if match is None:
@@ -126,6 +126,12 @@ def _request(data: bytes, at: int) -> tuple[Request, int]:
     length = _length(fields, http10)
     body, at = _body(data, at, 0 if length is None else length)
     return Request(method, target, http10, fields, body), at
+
+
+def _behind_empty_lines(data: bytes, at: int) -> int:
+    while data[at : at + 1] in (b"\r", b"\n"):
+        at += 1
+    return at
 
 
 def _head(data: bytes, at: int) -> tuple[bytes, Fields, int]:
