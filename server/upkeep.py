@@ -56,7 +56,7 @@ async def _sweep(gateway: Gateway) -> None:
         s.header_timeout,
         s.body_timeout,
         s.keep_alive_timeout,
-        4.0,
+        2.0,
     )
     while True:
         await asyncio.sleep(shortest / 4)

@@ -37,16 +37,15 @@ async def from_page(gateway: RunningGateway, request: bytes, origin: str) -> Res
     return await answer_to(gateway.port, head + f"\r\norigin: {origin}\r\n\r\n".encode() + body)
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/models", "/kv/usage"])
-async def test_a_preflight(engine: FakeEngine, tmp_path: Path, path: str) -> None:
+async def test_a_preflight(engine: FakeEngine, tmp_path: Path) -> None:
     keys = Keyring(tmp_path / "keys")  # a browser sends no key with it
     async with running_gateway(engine.url, cors_origins=OURS, key_file=str(keys.path)) as gateway:
-        method = "POST" if path in (CHAT, MESSAGES) else "GET"
-        answer = await answer_to(gateway.port, preflight(path, OURS, method))
-        assert (answer.status, allowed(answer)) == (200, OURS)
-        assert method in str(answer.header("access-control-allow-methods"))
-        assert str(answer.header("access-control-allow-headers")).lower() == "authorization,content-type"
-        assert allowed(await answer_to(gateway.port, preflight(path, OTHER, method))) is None
+        for method, path in (("POST", CHAT), ("POST", MESSAGES), ("GET", "/v1/models"), ("GET", "/kv/usage")):
+            answer = await answer_to(gateway.port, preflight(path, OURS, method))
+            assert (answer.status, allowed(answer)) == (200, OURS)
+            assert method in str(answer.header("access-control-allow-methods"))
+            assert str(answer.header("access-control-allow-headers")).lower() == "authorization,content-type"
+            assert allowed(await answer_to(gateway.port, preflight(path, OTHER, method))) is None
 
 
 async def test_answers_and_errors_may_be_read_by_the_configured_origin_alone(

@@ -65,18 +65,16 @@ def salt_of(body: bytes) -> str:
     return salt
 
 
-@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/responses", "/v1/completions"])
-async def test_tenants_are_apart_and_their_keys_together(
-    engine: FakeEngine, keys: Keyring, secret: str, path: str
-) -> None:
+async def test_tenants_are_apart_and_their_keys_together(engine: FakeEngine, keys: Keyring, secret: str) -> None:
     async with running_gateway(
         engine.url, key_file=str(keys.path), isolation="tenant", salt_secret_file=secret
     ) as gateway:
-        a1, a2, b1 = [
-            salt_of(await engine_gets(gateway, engine, minimal(path), keys.bearer(key), path))
-            for key in ("a-1", "a-2", "b-1")
-        ]
-        assert a1 == a2 != b1
+        for path in (CHAT, MESSAGES, "/v1/responses", "/v1/completions"):
+            a1, a2, b1 = [
+                salt_of(await engine_gets(gateway, engine, minimal(path), keys.bearer(key), path))
+                for key in ("a-1", "a-2", "b-1")
+            ]
+            assert a1 == a2 != b1
 
 
 async def test_keys_are_apart(engine: FakeEngine, keys: Keyring, secret: str) -> None:

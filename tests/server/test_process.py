@@ -12,7 +12,7 @@ import pytest
 from tests.fakes import behaviours
 from tests.fakes.engine import FakeEngine
 from tests.fakes.raw_client import RawClient, get, post
-from tests.server.exchange.test_faults import CHAT, PLAIN, STREAM
+from tests.server.exchange.test_faults import CHAT, PLAIN
 from tests.server.process import gateway_process
 
 
@@ -34,19 +34,6 @@ async def test_a_signal_lets_running_requests_finish(engine: FakeEngine, sent: s
             gate.set()
             assert (await busy.read_response()).status == 200
             assert await asyncio.to_thread(gateway.process.wait, 10) == 0
-
-
-async def test_draining_ends_at_its_deadline(engine: FakeEngine) -> None:
-    with contextlib.ExitStack() as stack:
-        start = gateway_process("--engine", engine.url, "--drain-timeout", "1")
-        gateway = await asyncio.to_thread(stack.enter_context, start)
-        engine.script(behaviours.endless(pause=0.01))
-        async with await RawClient.connect(gateway.port) as client:
-            await client.send(post(CHAT, STREAM))
-            request = await engine.received(1)
-            gateway.process.terminate()
-            assert await asyncio.to_thread(gateway.process.wait, 10) == 0
-            await asyncio.wait_for(request.aborted.wait(), 5)
 
 
 async def test_nothing_that_a_user_typed_is_logged(engine: FakeEngine) -> None:

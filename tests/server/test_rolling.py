@@ -168,43 +168,6 @@ async def test_a_rolling_restart_loses_no_request(engine: FakeEngine) -> None:
 
 async def test_a_restart_without_a_delay_answers_all_who_are_connected(engine: FakeEngine) -> None:
     gate = asyncio.Event()
-    engine.script(behaviours.gated(gate), behaviours.gated(gate, Stream()))
-    async with Processes() as processes, contextlib.AsyncExitStack() as stack:
-        gateway = await processes.start("--engine", engine.url)
-        busy, stream, sending, pipelined, used, unused = [
-            await stack.enter_async_context(await RawClient.connect(gateway.port)) for _ in range(6)
-        ]
-        await busy.send(post(CHAT, PLAIN))
-        await engine.received(1)
-        for client in (used, pipelined):
-            assert (await answer_to(client, get("/health/live"))).header("connection") is None
-        await stream.send(post(CHAT, STREAM))
-        await engine.received(2)
-        request = post(CHAT, PLAIN)
-        await sending.send(request[:-9])
-        gateway.process.terminate()
-        await refuses(gateway.port)
-
-        for client in (used, unused):  # as if it had been under way when the gateway was told to end
-            answer = await answer_to(client, post(CHAT, PLAIN))
-            assert (answer.status, answer.header("connection")) == (200, "close")
-        answer = await answer_to(pipelined, get("/v1/models"))
-        assert (answer.status, answer.header("connection")) == (200, "close")
-        await sending.send(request[-9:])
-        answer = await sending.read_response()
-        assert (answer.status, answer.header("connection")) == (200, "close")
-        gate.set()
-        for client in (busy, stream):
-            answer = await client.read_response()
-            assert (answer.status, answer.complete, answer.header("connection")) == (200, True, "close")
-        for client in (busy, stream, sending, pipelined, used, unused):
-            assert await client.read_to_end() == b""
-            assert client.end == "eof"
-        assert await exit_code(gateway) == 0
-
-
-async def test_a_connection_whose_answer_could_not_say_so_takes_one_more_request(engine: FakeEngine) -> None:
-    gate = asyncio.Event()
 
     async def two_halves(request: behaviours.Received, writer: behaviours.Writer) -> None:
         events = Stream().events(request)
@@ -213,20 +176,41 @@ async def test_a_connection_whose_answer_could_not_say_so_takes_one_more_request
         await gate.wait()
         await writer.send(wire.chunk(b"".join(events[2:])) + wire.LAST_CHUNK)
 
-    engine.script(two_halves)
-    async with Processes() as processes:
+    engine.script(behaviours.gated(gate), behaviours.gated(gate, Stream()), two_halves)
+    async with Processes() as processes, contextlib.AsyncExitStack() as stack:
         gateway = await processes.start("--engine", engine.url)
-        async with await RawClient.connect(gateway.port) as client:
-            await client.send(post(CHAT, STREAM))
-            begun = await client.read_until(b"\r\n\r\n")
-            gateway.process.terminate()
-            await refuses(gateway.port)
-            gate.set()
-            await client.read_until(b"0\r\n\r\n")
+        busy, stream, begun, sending, other, used, unused = [
+            await stack.enter_async_context(await RawClient.connect(gateway.port)) for _ in range(7)
+        ]
+        for number, (client, body) in enumerate(((busy, PLAIN), (stream, STREAM), (begun, STREAM)), 1):
+            await client.send(post(CHAT, body))
+            await engine.received(number)
+        assert b"connection: close" not in await begun.read_until(b"\r\n\r\n")
+        for client in (used, other):
+            assert (await answer_to(client, get("/health/live"))).header("connection") is None
+        request = post(CHAT, PLAIN)
+        await sending.send(request[:-9])
+        gateway.process.terminate()
+        await refuses(gateway.port)
+
+        for client in (used, unused):  # as if it had been under way when the gateway was told to end
             answer = await answer_to(client, post(CHAT, PLAIN))
-            assert b"connection: close" not in begun
             assert (answer.status, answer.header("connection")) == (200, "close")
+        answer = await answer_to(other, get("/v1/models"))
+        assert (answer.status, answer.header("connection")) == (200, "close")
+        await sending.send(request[-9:])
+        answer = await sending.read_response()
+        assert (answer.status, answer.header("connection")) == (200, "close")
+        gate.set()
+        for client in (busy, stream):
+            answer = await client.read_response()
+            assert (answer.status, answer.complete, answer.header("connection")) == (200, True, "close")
+        await begun.read_until(b"\r\n0\r\n\r\n")
+        answer = await answer_to(begun, post(CHAT, PLAIN))  # the answer before it could not say that it was the last
+        assert (answer.status, answer.header("connection")) == (200, "close")
+        for client in (busy, stream, begun, sending, other, used, unused):
             assert await client.read_to_end() == b""
+            assert client.end == "eof"
         assert await exit_code(gateway) == 0
 
 
@@ -275,6 +259,7 @@ async def test_who_still_waits_at_the_deadline_is_told(engine: FakeEngine) -> No
         assert (told.header("x-kvgate-reason"), told.header("retry-after")) == ("draining", "1")
         told = await sending.read_response(10.0)
         assert (told.status, json.loads(told.body)["error"]["code"]) == (503, "draining")
+        sending.close()
         cut = await streaming.read_response(10.0)
         assert (cut.status, cut.complete) == (200, False)
         assert json.loads(cut.events[-1])["error"]["code"] == "draining"
