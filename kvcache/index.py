@@ -16,7 +16,7 @@ from math import lcm
 
 from kvcache import copies
 from kvcache.copies import GPU, NONE, PLAIN, Copies, Group, Lane
-from kvcache.match import NOTHING, Granularity, Match, Reach, Remembered
+from kvcache.match import NOTHING, Ends, Granularity, Match, Remembered
 from kvcache.replica import Counters, Hash, Replica
 from kvcache.tree import Forest, Node, walk
 
@@ -26,7 +26,8 @@ SPARE = 1024  # blocks, so that a small engine has some memory too
 SIZES = 8  # block sizes within one namespace; more are a fault
 GROUPS = 64  # KV groups of one replica; more are a fault
 TIDY = 16  # blocks of dropped replicas put away with each event, besides twice its own blocks
-MEMBERS = 4096  # sets of replicas remembered by their bits
+FEW = 4  # replicas that are looked up one by one; larger sets are remembered
+MEMBERS = 4096  # such sets
 
 ONE_GROUP = Group()
 
@@ -330,24 +331,38 @@ class PrefixIndex:
         trees = self.forest.trees.get(namespace)
         if trees is None:
             return NOTHING
+        names, special = self._names, self._special
         tokens: dict[str, int] = {}
-        reaches: list[Reach] = []
+        found: list[Ends] = []
         for size, root in trees.items():
-            for blocks, bits, node in walk(root, prompt, self._alive):
-                reaches.append(Reach(blocks, size, bits, node))
-                tokens.update(dict.fromkeys(self._members_of(bits), blocks * size))
-                if bits & self._special:
-                    self._correct(tokens, bits & self._special, blocks, size, node)
+            ends = walk(root, prompt, self._alive)
+            found.append((size, ends))
+            for blocks, bits, node in ends:
+                length, rest = blocks * size, bits
+                if bits.bit_count() > FEW:
+                    tokens.update(dict.fromkeys(self._members_of(bits), length))
+                    rest = 0
+                while rest:
+                    lowest = rest & -rest
+                    tokens[names[lowest]] = length
+                    rest ^= lowest
+                if bits & special:
+                    self._correct(tokens, bits & special, blocks, size, node)
         if not tokens:
             return NOTHING
-        return Match(tokens, max(tokens.values()), tuple(reaches))
+        return Match(tokens, max(tokens.values()), tuple(found))
 
     def _members_of(self, bits: int) -> tuple[str, ...]:
         members = self._members.get(bits)
         if members is None:
             if len(self._members) > MEMBERS:
                 self._members.clear()
-            members = self._members[bits] = tuple(name for bit, name in self._names.items() if bit & bits)
+            names, rest = [], bits
+            while rest:
+                lowest = rest & -rest
+                names.append(self._names[lowest])
+                rest ^= lowest
+            members = self._members[bits] = tuple(names)
         return members
 
     def _correct(self, tokens: dict[str, int], bits: int, blocks: int, size: int, node: Node) -> None:
@@ -416,13 +431,13 @@ class PrefixIndex:
     def _path(self, match: Match, replica: Replica) -> Iterable[tuple[Node, int]]:
         """The blocks of the match from its last to its first, with their tokens."""
         tokens = match.routed(replica.name)
-        for reach in match.reaches:
-            if reach.bits & replica.bit:
-                node: Node | None = reach.node
-                depth = reach.blocks
+        for size, ends in match.ends:
+            for blocks, bits, last in ends:
+                node: Node | None = last if bits & replica.bit else None
+                depth = blocks
                 while node is not None and depth:
-                    if depth * reach.block_size <= tokens:
-                        yield node, reach.block_size
+                    if depth * size <= tokens:
+                        yield node, size
                     node, depth = node.parent, depth - 1
 
     def remembered(self, prompt: bytes, namespace: Hashable = None) -> Remembered:

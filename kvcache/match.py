@@ -6,17 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
-from kvcache.tree import Node
+from kvcache.tree import End
 
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The holders (`bits`) whose prefix of the prompt ends with block `node`, after `blocks` blocks of `block_size` tokens."""
-
-    blocks: int
-    block_size: int
-    bits: int
-    node: Node
+Ends = tuple[int, list[End]]  # block size in tokens, and what a walk through the tree of that size gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +21,7 @@ class Match:
 
     tokens: Mapping[str, int]
     available: int
-    reaches: tuple[Reach, ...] = field(default=(), repr=False)
+    ends: tuple[Ends, ...] = field(default=(), repr=False)
 
     def routed(self, replica: str) -> int:
         """Tokens that this replica holds."""

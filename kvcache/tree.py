@@ -35,6 +35,9 @@ class Node:
         return self.only is None and self.branch is None
 
 
+End = tuple[int, int, Node]  # blocks, the bits of those whose prefix ends after so many, its last block
+
+
 class Root(Node):
     """Where the prompts of one namespace, in blocks of `block_size` tokens, begin."""
 
@@ -206,13 +209,13 @@ class Forest:
             node = child
 
 
-def walk(root: Root, prompt: bytes, held: int) -> list[tuple[int, int, Node]]:
-    """(blocks, bits, last block) for each length at which holders of the prefix end: contiguous from the first block.
+def walk(root: Root, prompt: bytes, held: int) -> list[End]:
+    """The lengths at which holders of the prompt's prefix end: contiguous from the first block.
 
     `held` are the bits that count. Lengths grow; a bit is in one entry at most; who holds nothing is in none. The work is
     one step a block, and ends where the last holder does.
     """
-    ends: list[tuple[int, int, Node]] = []
+    ends: list[End] = []
     node: Node = root
     at = blocks = 0
     last = -1

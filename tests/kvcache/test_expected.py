@@ -178,7 +178,8 @@ def test_expected_stored_and_inferred_blocks_agree_with_a_model(happened: list[A
 
 def _prefixes(path: list[Any]) -> dict[Tokens, Any]:
     back = {b"a;": 0, b"bb;": 1, b"ccc;": 2}
-    found, tokens = {}, ()
+    found: dict[Tokens, Any] = {}
+    tokens: Tokens = ()
     for node in path:
         tokens += tuple(back[part + b";"] for part in node.key.split(b";") if part)
         found[tokens] = node

@@ -38,12 +38,8 @@ def store(
     """Announce the full blocks of `tokens` from number `first` on."""
     last = len(tokens) // BLOCK
     hashes = [engine_hash(namespace, tokens[: n * BLOCK]) for n in range(1, last + 1)]
-    index.store(
-        replica,
-        hashes[first:],
-        parent=hashes[first - 1] if first else None,
-        **{"blocks": blocks(tokens)[first:], "block_size": BLOCK, "namespace": namespace} | more,
-    )
+    given: dict[str, Any] = {"blocks": blocks(tokens)[first:], "block_size": BLOCK, "namespace": namespace}
+    index.store(replica, hashes[first:], parent=hashes[first - 1] if first else None, **given | more)
     return hashes
 
 
@@ -161,7 +157,7 @@ def test_one_walk_answers_for_all_replicas() -> None:
     match = index.match(text((0, 1, 0, 1, 2, 2, 1)))
     assert match.tokens == {"a": 6, "b": 4, "c": 2}
     assert match.available == 6
-    assert [reach.blocks for reach in match.reaches] == [1, 2, 3]
+    assert [[blocks for blocks, _, _ in ends] for _, ends in match.ends] == [[1, 2, 3]]
 
 
 def test_a_hole_ends_the_prefix_and_is_closed_again() -> None:

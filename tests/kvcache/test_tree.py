@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +71,7 @@ def _up(node: Node) -> list[Node]:
 def bisections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many bisections were made: what a step of a walk costs beside comparing the child's bytes."""
     counted: list[int] = []
-    original = tree.bisect_right
+    original = bisect_right
 
     def bisect(keys: list[bytes], text: bytes) -> int:
         counted.append(len(text))
