@@ -16,16 +16,9 @@ class Credentials:
         self._line = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
         self._own = guarded or engine_key is not None
 
-    def for_engine(self, headers: list[Header]) -> tuple[list[Header], bytes]:
-        """The client's headers less what is not for the engine, and the header line to add."""
-        shown = [header for header in headers if header[0] in (b"authorization", b"x-api-key")]
-        if not shown:
-            return headers, self._line
-        if self._own:
-            return [header for header in headers if header not in shown], self._line
-        if shown[-1][0] == b"authorization" and len(shown) == 1:
-            return headers, b""
-        passed = [header for header in headers if header[0] != b"x-api-key"]
-        if any(name == b"authorization" for name, _ in shown):
-            return passed, b""
-        return passed, b"authorization: Bearer %b\r\n" % shown[-1][1]
+    def for_engine(self, shown: list[Header]) -> bytes:
+        """The header lines for the engine, in place of the headers in which the client shows keys."""
+        if self._own or not shown:
+            return self._line
+        lines = [b"authorization: %b\r\n" % value for name, value in shown if name == b"authorization"]
+        return b"".join(lines) or b"authorization: Bearer %b\r\n" % shown[-1][1]

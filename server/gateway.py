@@ -44,11 +44,11 @@ class RequestIds:
     """Ids that nobody else gives: a random part for the process, and a count. (Random bytes for each cost a system call.)"""
 
     def __init__(self) -> None:
-        self._prefix = f"req-{secrets.token_hex(8)}-"
+        self._prefix = b"req-%b-" % secrets.token_hex(8).encode("ascii")
         self._count = itertools.count(1)
 
     def __call__(self) -> bytes:
-        return f"{self._prefix}{next(self._count):x}".encode("ascii")
+        return b"%b%x" % (self._prefix, next(self._count))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from kvgate.errors import Problem
 from server.document import ELSE_THE_ENGINES, errors
-from server.exchange.http1 import NOT_TO_CLIENT, NOT_TO_ENGINE
+from server.exchange.http1 import KEYS, NOT_TO_CLIENT, NOT_TO_ENGINE
 from server.gateway import Gateway
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -50,10 +50,11 @@ def responses_router(gateway: Gateway) -> APIRouter:
         response_id = request.path_params["response_id"]
         if not _ID.fullmatch(response_id):
             raise Problem(400, "invalid_id", "The response id is not valid.", param="response_id")
-        sent, extra = gateway.credentials.for_engine(request.headers.raw)
+        sent = request.headers.raw
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in sent if k not in NOT_TO_ENGINE}
-        if extra:
-            name, _, value = extra.decode("latin-1").strip().partition(": ")
+        key = gateway.credentials.for_engine([header for header in sent if header[0] in KEYS])
+        if key:
+            name, _, value = key.decode("latin-1").strip().partition(": ")
             headers[name] = value
         settings = gateway.settings
         timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout, sock_read=settings.idle_timeout)

@@ -41,7 +41,7 @@ class Watcher:
         self._settings = gateway.settings
         self._metrics = gateway.metrics
         self._replicas = gateway.replicas
-        _, line = gateway.credentials.for_engine([])  # /v1/models asks for the engine's key
+        line = gateway.credentials.for_engine([])  # /v1/models asks for the engine's key
         name, _, value = line.decode("ascii").strip().partition(": ")
         self._headers = {name: value} if name else {}
         self._session: aiohttp.ClientSession | None = None

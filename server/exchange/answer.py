@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from kvgate.errors import Dialect, Problem
-from server.exchange.http1 import BODILESS, LAST_CHUNK, STATUS_LINE, Header, chunk, response_head
+from server.exchange.http1 import BODILESS, LAST_CHUNK, STATUS_LINE, AnswerHead, chunk, response_head
 
 
 class AnswerWriter:
@@ -29,9 +29,11 @@ class AnswerWriter:
         """Whether the head is made, and so whether the connection goes on is said."""
         return self.started or bool(self._head)
 
-    def head(self, status: int, headers: list[Header], extra: list[bytes], length: int | None) -> None:
+    def head(self, head: AnswerHead, extra: list[bytes], length: int | None) -> None:
         """Sets the head of an answer of `length` bytes; None where only its end will tell. Sent with the first bytes."""
-        if status in BODILESS:  # it ends with its head, whatever its framing says; bytes behind that were the next answer's
+        if (
+            head.status in BODILESS
+        ):  # it ends with its head, whatever its framing says; bytes behind that were the next answer's
             self._bodiless = True
         elif length is not None:
             extra.append(b"content-length: %d\r\n" % length)
@@ -40,7 +42,7 @@ class AnswerWriter:
         else:
             self._chunked = True
             extra.append(b"transfer-encoding: chunked\r\n")
-        self._head = response_head(status, headers, extra, self.keep_alive)
+        self._head = response_head(head, extra, self.keep_alive)
 
     def write(self, data: bytes, last: bool) -> None:
         """Body bytes, framed; `last` ends the answer."""

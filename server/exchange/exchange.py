@@ -8,7 +8,6 @@ any moment.
 from __future__ import annotations
 
 import asyncio
-import re
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,13 @@ from server.admission import Admission
 from server.breaker import Failure
 from server.exchange.answer import AnswerWriter
 from server.exchange.attempt import Attempt
-from server.exchange.http1 import CONTINUE, Header, request_head
+from server.exchange.http1 import CONTINUE, AnswerHead, Header, RequestHead, request_head, without
 from server.exchange.relay import Relay, relay_for
 from server.exchange.tally import Tally
 from server.metrics import OTHER
 from server.routes import Route
 from server.tenants.budget import Lease
+from server.tenants.entries import Tenant
 from server.tenants.keys import Identity
 from server.tenants.limits import MemoryLimits
 
@@ -37,7 +37,6 @@ CLIENT_GONE = 499
 ELSEWHERE = frozenset((429, 502, 503, 504))  # statuses of an engine after which another one is asked
 NEVER = float("inf")
 TRACE_HEADERS = (b"traceparent", b"tracestate")
-_SAFE_ID = re.compile(rb"[!-~]{1,128}\Z")
 
 
 class _NobodyWaits:
@@ -60,6 +59,7 @@ class Exchange:
         "_body",
         "_client",
         "_gateway",
+        "_head",
         "_headers",
         "_identity",
         "_lease",
@@ -86,11 +86,19 @@ class Exchange:
     )
     message_event = _NobodyWaits()
 
-    def __init__(self, client: ClientConnection, route: Route, target: bytes, http10: bool, keep_alive: bool) -> None:
+    def __init__(
+        self,
+        client: ClientConnection,
+        route: Route,
+        target: bytes,
+        head: RequestHead,
+        http10: bool,
+        keep_alive: bool,
+    ) -> None:
         self.response_complete = False
         self.disconnected = False
         self.pipelined = False  # behind an earlier request of the same connection
-        self.wants_continue = client.expect_100_continue
+        self.wants_continue = head.expects
         self.deadline = NEVER  # monotonic seconds: when patience with the engine ends
         self.request_id = b""
 
@@ -98,9 +106,10 @@ class Exchange:
         self._gateway = client.gateway
         self._route = route
         self._target = target
+        self._head = head
         self._headers: list[Header] = client.headers
         self._answer = AnswerWriter(client.transport, http10, keep_alive)
-        self._tally = Tally(self._gateway.metrics.series(route.label, OTHER, ""))  # until the caller is known
+        self._tally = Tally()
 
         self._parts: list[bytes] = []
         self._body: bytes | None = None  # once it is complete
@@ -138,12 +147,11 @@ class Exchange:
 
     def authorize(self) -> bool:
         """Whether the headers show a valid key; if not, the request is refused before its body is read."""
-        identity = self._gateway.keys.identify(self._headers)
+        identity = self._gateway.keys.identify(self._head.keys)
         if isinstance(identity, Problem):
             self.refuse(identity)
             return False
         self._identity = identity
-        self._tally.series = self._gateway.metrics.series(self._route.label, OTHER, identity.tenant)
         return True
 
     def begin(self) -> None:
@@ -211,39 +219,36 @@ class Exchange:
         if not self._gateway.replicas.capacity(admission.model):
             self._fail(self._gateway.unavailable())
             return
+        tenant = self._gateway.keys.tenant(identity.tenant)
+        if tenant.limits.unlimited:
+            self._enter(tenant)
+            return
         limits, estimate = self._gateway.limits, self._gateway.estimated_tokens(len(body))
-        if self._gateway.keys.limits_of(identity.tenant).unlimited:
-            self._enter()
-        elif isinstance(limits, MemoryLimits):
-            self._leased(limits.acquire(identity.tenant, estimate))
+        if isinstance(limits, MemoryLimits):
+            self._leased(limits.acquire(identity.tenant, estimate), tenant)
         else:
-            self._leasing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate))
+            self._leasing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate, tenant))
 
-    async def _wait_for_lease(self, limits: RedisLimits, estimate: int) -> None:
+    async def _wait_for_lease(self, limits: RedisLimits, estimate: int, tenant: Tenant) -> None:
         assert self._identity is not None
         lease = await limits.acquire(self._identity.tenant, estimate)
         self._leasing = None
-        self._leased(lease)
+        self._leased(lease, tenant)
 
-    def _leased(self, lease: Lease | Problem) -> None:
+    def _leased(self, lease: Lease | Problem, tenant: Tenant) -> None:
         if isinstance(lease, Problem):
             self._fail(lease)
         else:
             self._lease = lease
-            self._enter()
+            self._enter(tenant)
 
     def _choose_id(self) -> None:
-        for name, value in self._headers:
-            if name == b"x-request-id" and _SAFE_ID.match(value):
-                self.request_id = value
-                return
-        self.request_id = self._gateway.new_id()
+        self.request_id = self._head.request_id or self._gateway.new_id()
 
-    def _enter(self) -> None:
+    def _enter(self, tenant: Tenant) -> None:
         identity, admission, gateway = self._identity, self._admission, self._gateway
         assert identity is not None
         assert admission is not None
-        tenant = gateway.keys.tenant(identity.tenant)
         self._queue = gateway.queues.of(gateway.replicas.pool_of(admission.model))
         try:
             runs = self._queue.enter(self, identity.tenant, tenant.weight, tenant.priority)
@@ -278,12 +283,12 @@ class Exchange:
         admission = self._admission
         assert admission is not None
         self._tried.append(replica)
-        headers, extra = self._gateway.credentials.for_engine(self._headers)
+        lines, extra = self._head.lines, self._gateway.credentials.for_engine(self._head.keys)
         if self._trace is not None:
-            headers = [header for header in headers if header[0] not in TRACE_HEADERS]
+            lines = without(lines, TRACE_HEADERS)
             extra += self._trace.header
         body = admission.body
-        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, headers, extra)
+        head = request_head(self._target, replica.pool.host_header, len(body), self.request_id, lines, extra)
         self._attempt = Attempt(replica, self, head, body)
         self._attempt.start(self._gateway.settings.connect_timeout)
 
@@ -322,8 +327,8 @@ class Exchange:
         if not self._try_elsewhere():
             self._fail(self._gateway.unavailable())
 
-    def engine_head(self, status: int, headers: list[Header], length: int | None) -> None:
-        attempt, admission = self._attempt, self._admission
+    def engine_head(self, head: AnswerHead) -> None:
+        attempt, admission, status = self._attempt, self._admission, head.status
         assert attempt is not None
         assert admission is not None
         if status >= 500:
@@ -338,13 +343,7 @@ class Exchange:
         lines = [b"x-request-id: ", self.request_id, b"\r\n", attempt.replica.header]
         lines += self._gateway.cors.lines(self._headers)
         self._relay = relay_for(
-            self._answer,
-            status,
-            headers,
-            lines,
-            length,
-            hides_usage=admission.hides_usage,
-            max_held=settings.max_held_bytes,
+            self._answer, head, lines, hides_usage=admission.hides_usage, max_held=settings.max_held_bytes
         )
 
     def engine_body(self, data: bytes, last: bool) -> None:
@@ -432,6 +431,9 @@ class Exchange:
 
     def _account(self, code: int) -> None:
         """Counts what the request has used: for metrics, limits, the access log and the trace."""
+        if self._admission is None:
+            tenant = "" if self._identity is None else self._identity.tenant
+            self._tally.series = self._gateway.metrics.series(self._route.label, OTHER, tenant)
         replica = self._tried[-1] if self._tried else None
         usage = self._tally.end(code, self._relay, replica, self._lease)
         log, trace = self._gateway.access_log, self._trace

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import urllib.parse
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import httptools
 from uvicorn.config import Config
@@ -21,13 +21,12 @@ from uvicorn.server import ServerState
 from kvgate.errors import Problem
 from server.exchange.answer import AnswerWriter
 from server.exchange.exchange import NEVER, Exchange
-from server.exchange.http1 import Header
+from server.exchange.http1 import RequestHead
 from server.gateway import Gateway
 from server.routes import ROUTES, Route
 
 LINGER_SECONDS = 2.0  # for a client that is still sending what was refused, so that it can read why
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
-MAX_LENGTH_DIGITS = 20  # of a Content-Length: as many as the parser counts up to
 MAX_PIPELINED = 32  # requests read ahead on one connection
 
 logger = logging.getLogger("kvgate")
@@ -70,17 +69,13 @@ class ClientConnection(HttpToolsProtocol):
                 cycle.client_gone()
         self._answering = self._receiving = None
         super().connection_lost(exc)
-        self.cycle = cast(Any, None)  # it refers back here, and the collector comes seldom
+        self.cycle = None  # type: ignore[assignment]  # it refers back here, and the collector comes seldom
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
-        settings = self.gateway.settings
-        if not self._in_head:
-            self.deadline = monotonic() + settings.body_timeout
-        elif self._head_bytes == 0:
-            self.deadline = monotonic() + settings.header_timeout
+        begins = self._head_bytes == 0
         self._head_bytes += len(data)
         behind_offer = None
         try:
@@ -99,10 +94,19 @@ class ClientConnection(HttpToolsProtocol):
         else:
             if not self._in_head:
                 self._head_bytes = 0
-            elif self._head_bytes > settings.max_head_bytes:
-                self._refuse(self._head_too_large())
+                if not self._discarding:
+                    self.deadline = monotonic() + self.gateway.settings.body_timeout
+            elif self._head_bytes:
+                self._expect_rest_of_head(begins)
         if behind_offer is not None:  # not in the handler above: there, no error would keep its own context
             self._read_on_without_upgrade(behind_offer)
+
+    def _expect_rest_of_head(self, begins: bool) -> None:
+        settings = self.gateway.settings
+        if self._head_bytes > settings.max_head_bytes:
+            self._refuse(self._head_too_large())
+        elif begins:
+            self.deadline = monotonic() + settings.header_timeout
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -120,17 +124,12 @@ class ClientConnection(HttpToolsProtocol):
         if self._discarding or self.transport.is_closing():
             raise _Enough  # the last answer is given: what follows it in the same read would be done, and never answered
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # a trailer is no header
-            return
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_head:  # a trailer is no header
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():  # it is read once more, without the offer
@@ -140,19 +139,19 @@ class ClientConnection(HttpToolsProtocol):
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > limit:
                 raise _Refused(self._head_too_large())
-        fault = fault_in_head(self.parser.get_http_version(), self.headers)
+        head, version = RequestHead(self.headers), self.parser.get_http_version()
+        fault = head.fault(version)
         if fault is not None:
             raise _Refused(Problem(400, "invalid_http", fault))
         self._in_head = False
         self._head_bytes = 0
-        self.deadline = monotonic() + self.gateway.settings.body_timeout
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(Problem(400, "too_many_pipelined", "Too many requests are pipelined on one connection."))
         found = find_route(self.parser.get_method(), self.url)
         if found is None:
-            self._to_asgi()
+            self._to_asgi(head)
         else:
-            self._to_exchange(*found)
+            self._to_exchange(*found, head, version == "1.0")
 
     def on_body(self, body: bytes) -> None:
         if self._receiving is not None:
@@ -192,10 +191,10 @@ class ClientConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self.data_received(b"".join(lines) + b"\r\n" + rest)
 
-    def _to_asgi(self) -> None:
-        url, headers, expect = asgi_target(self.url), self.headers, self.expect_100_continue
+    def _to_asgi(self, head: RequestHead) -> None:
+        url, headers = asgi_target(self.url), self.headers
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expect
+        self.url, self.expect_100_continue = url, head.expects
         self.headers = self.scope["headers"] = headers
         super().on_headers_complete()
         if self.gateway.draining:
@@ -203,12 +202,11 @@ class ClientConnection(HttpToolsProtocol):
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn stopped reading; then a client that leaves would not be noticed
 
-    def _to_exchange(self, route: Route, target: bytes) -> None:
-        http10 = self.parser.get_http_version() == "1.0"
+    def _to_exchange(self, route: Route, target: bytes, head: RequestHead, http10: bool) -> None:
         keep_alive = not http10 and self.parser.should_keep_alive() and not self.gateway.draining
         earlier = self.cycle
-        exchange = Exchange(self, route, target, http10, keep_alive)
-        self.cycle = cast(Any, exchange)
+        exchange = Exchange(self, route, target, head, http10, keep_alive)
+        self.cycle = exchange  # type: ignore[assignment]  # it stands in for uvicorn's
         self._receiving = exchange
         if earlier is None or earlier.response_complete:
             self._answering = exchange
@@ -217,11 +215,9 @@ class ClientConnection(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
         if not exchange.authorize():
             return
-        for name, value in self.headers:
-            if name == b"content-length" and int(value) > self.gateway.settings.max_body_bytes:
-                exchange.refuse(exchange.too_large())
-                return
-        if not exchange.pipelined:
+        if head.length is not None and head.length > self.gateway.settings.max_body_bytes:
+            exchange.refuse(exchange.too_large())
+        elif not exchange.pipelined:
             exchange.begin()
 
     # -- the turn of answers
@@ -364,27 +360,6 @@ class _Refused(Exception):
 
 class _Enough(Exception):
     """Leaves the parser's callback: nothing more is read of this client."""
-
-
-def fault_in_head(version: str, headers: list[Header]) -> str | None:
-    """What RFC 9112 forbids in a request's head though the parser takes it: a sentence, or None.
-
-    A proxy in front of the gateway may see other borders between requests in such a head.
-    """
-    if version not in ("1.1", "1.0"):
-        return "The request is not HTTP/1.1."
-    hosts = 0
-    for name, value in headers:
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            if version == "1.0" or value.strip().lower() != b"chunked":
-                return "The request's Transfer-Encoding is not chunked, or not allowed in its version of HTTP."
-        elif name == b"content-length" and len(value) > MAX_LENGTH_DIGITS:
-            return "The request's Content-Length is not valid."
-    if hosts > 1 or (hosts == 0 and version == "1.1"):
-        return "The request has no Host header, or more than one."
-    return None
 
 
 def asgi_target(url: bytes) -> bytes:

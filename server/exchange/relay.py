@@ -7,7 +7,7 @@ from time import monotonic
 
 from kvgate.errors import Dialect, Problem
 from server.exchange.answer import AnswerWriter
-from server.exchange.http1 import Header
+from server.exchange.http1 import AnswerHead
 from server.exchange.sse import EventBuffer, events
 from server.usage import USAGE, Usage, has_content, read_usage, without_usage
 
@@ -28,6 +28,12 @@ class Relay(ABC):
     def feed(self, data: bytes, last: bool) -> None:
         """Body bytes as they came; `last` ends the answer. Raises OverflowError for an event without end."""
 
+    def _pass(self, data: bytes, last: bool) -> None:
+        """Bytes of an answer that is none of events go on, and are looked through for its usage."""
+        if USAGE.search(data):
+            self._usage_in = data
+        self._writer.write(data, last)
+
     def usage(self) -> Usage | None:
         """What the engine has said of tokens so far."""
         if self._usage_in:
@@ -44,55 +50,52 @@ class PassedAnswer(Relay):
 
     __slots__ = ()
 
-    def __init__(
-        self, writer: AnswerWriter, status: int, headers: list[Header], lines: list[bytes], length: int | None
-    ) -> None:
+    def __init__(self, writer: AnswerWriter, head: AnswerHead, lines: list[bytes], length: int | None) -> None:
         super().__init__(writer)
-        writer.head(status, headers, lines, length)
+        writer.head(head, lines, length)
 
     def feed(self, data: bytes, last: bool) -> None:
-        if USAGE.search(data):
-            self._usage_in = data
-        self._writer.write(data, last)
+        self._pass(data, last)
 
 
 class HeldAnswer(Relay):
     """Held back until it is whole, so that its head can tell what came from the cache; passed on once it exceeds `limit`."""
 
-    __slots__ = ("_headers", "_held", "_limit", "_lines", "_passing", "_status")
+    __slots__ = ("_head", "_held", "_limit", "_lines", "_passing")
 
-    def __init__(
-        self, writer: AnswerWriter, status: int, headers: list[Header], lines: list[bytes], limit: int
-    ) -> None:
+    def __init__(self, writer: AnswerWriter, head: AnswerHead, lines: list[bytes], limit: int) -> None:
         super().__init__(writer)
-        self._status, self._headers, self._lines = status, headers, lines
+        self._head, self._lines = head, lines
         self._limit = limit
         self._held: list[bytes] = []
-        self._passing: PassedAnswer | None = None
+        self._passing = False
 
     def feed(self, data: bytes, last: bool) -> None:
-        if self._passing is not None:
-            self._passing.feed(data, last)
-            return
+        if self._passing:
+            self._pass(data, last)
+        elif last and not self._held:  # nearly always: it came in one piece
+            self._finish(data)
+        else:
+            self._hold(data, last)
+
+    def _hold(self, data: bytes, last: bool) -> None:
         self._held.append(data)
         if last:
-            self._finish(data if len(self._held) == 1 else b"".join(self._held))
+            self._finish(b"".join(self._held))
         elif sum(map(len, self._held)) > self._limit:
-            self._passing = PassedAnswer(self._writer, self._status, self._headers, self._lines, None)
-            self._passing.feed(b"".join(self._held), False)
+            self._passing = True
+            self._writer.head(self._head, self._lines, None)
+            self._pass(b"".join(self._held), False)
             self._held.clear()
 
     def _finish(self, body: bytes) -> None:
+        self._held.clear()
         self._usage_in = body
         usage = self.usage()
         if usage is not None and usage.cached is not None:
             self._lines.append(b"x-kvgate-delivered-tokens: %d\r\n" % usage.cached)
-        self._writer.head(self._status, self._headers, self._lines, len(body))
+        self._writer.head(self._head, self._lines, len(body))
         self._writer.write(body, True)
-        self._held.clear()
-
-    def usage(self) -> Usage | None:
-        return self._passing.usage() if self._passing is not None else super().usage()
 
 
 class EventStream(Relay):
@@ -100,13 +103,11 @@ class EventStream(Relay):
 
     __slots__ = ("_buffer", "_hides_usage")
 
-    def __init__(
-        self, writer: AnswerWriter, status: int, headers: list[Header], lines: list[bytes], hides_usage: bool
-    ) -> None:
+    def __init__(self, writer: AnswerWriter, head: AnswerHead, lines: list[bytes], hides_usage: bool) -> None:
         super().__init__(writer)
         self._buffer = EventBuffer()
         self._hides_usage = hides_usage
-        writer.head(status, headers, lines, None)
+        writer.head(head, lines, None)
 
     def feed(self, data: bytes, last: bool) -> None:
         whole = self._buffer.take(data)
@@ -134,20 +135,10 @@ class EventStream(Relay):
         self._writer.write(problem.event(dialect, request_id), last=False)
 
 
-def relay_for(
-    writer: AnswerWriter,
-    status: int,
-    headers: list[Header],
-    lines: list[bytes],
-    length: int | None,
-    *,
-    hides_usage: bool,
-    max_held: int,
-) -> Relay:
-    """The way for an answer with this head. `length` is its body's, None where only its end will tell."""
-    for name, value in headers:
-        if name == b"content-type" and value.startswith(b"text/event-stream"):
-            return EventStream(writer, status, headers, lines, hides_usage)
-    if length is not None and length > max_held:
-        return PassedAnswer(writer, status, headers, lines, length)
-    return HeldAnswer(writer, status, headers, lines, max_held)
+def relay_for(writer: AnswerWriter, head: AnswerHead, lines: list[bytes], *, hides_usage: bool, max_held: int) -> Relay:
+    """The way for an answer with this head. `lines` are further ones for its client."""
+    if head.events:
+        return EventStream(writer, head, lines, hides_usage)
+    if head.length is not None and head.length > max_held:
+        return PassedAnswer(writer, head, lines, head.length)
+    return HeldAnswer(writer, head, lines, max_held)

@@ -22,12 +22,16 @@ UNKNOWN = Usage(None, None, None)
 
 
 class Tally:
-    """Moments are monotonic seconds, 0 where they have not come. `reason` is the machine word of a refusal."""
+    """Moments are monotonic seconds, 0 where they have not come. `reason` is the machine word of a refusal.
+
+    `series` is set once it is known whose request for what model this is, or that it will not be known.
+    """
 
     __slots__ = ("ready_at", "reason", "request_bytes", "retries", "sent_at", "series", "slot_at")
 
-    def __init__(self, series: Series) -> None:
-        self.series = series
+    series: Series
+
+    def __init__(self) -> None:
         self.ready_at = 0.0  # the request's last byte came
         self.slot_at = 0.0  # it had its place at the engines
         self.sent_at = 0.0  # it was written to one

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from server.exchange.http1 import BODILESS, Header
+from server.exchange.http1 import AnswerHead, Header
 
 # vLLM closes a connection that was unused for 5 s; one that was unused for nearly as long may be closing already
 IDLE_SECONDS = 4.0
@@ -20,8 +20,8 @@ MAX_HEAD_BYTES = 256 * 1024
 class AnswerReader(Protocol):
     """Who reads an engine's answer. Called in this order: head once, body any number of times, then end or lost once."""
 
-    def engine_head(self, status: int, headers: list[Header], length: int | None) -> None:
-        """The final head. `length` is the body's length in bytes, None where only its end will tell."""
+    def engine_head(self, head: AnswerHead) -> None:
+        """The final head."""
 
     def engine_body(self, data: bytes, last: bool) -> None:
         """Body bytes without their framing; `last` where the answer is complete, and then `data` may be empty."""
@@ -36,14 +36,12 @@ class EngineConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_done",
+        "_head",
         "_head_due",
-        "_head_size",
         "_headers",
         "_keep",
-        "_length",
         "_parser",
         "_pool",
-        "_status",
         "_to_eof",
         "_unfinished",
         "began",
@@ -64,11 +62,9 @@ class EngineConnection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self.began = False
-        self._status = 0  # of the final head, once it is complete
         self._headers: list[Header] = []
-        self._head_size = 0  # bytes of the headers' names and values
-        self._unfinished = 0  # bytes of a head that has not ended
-        self._length: int | None = None
+        self._head: AnswerHead | None = None  # the final one, once it is complete
+        self._unfinished = 0  # bytes that came before it was
         self._to_eof = False
         self._body: list[bytes] = []
         self._done = False
@@ -126,6 +122,8 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
             return
         self.began = True
+        if self._head is None:
+            self._unfinished += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -133,16 +131,16 @@ class EngineConnection(asyncio.Protocol):
                 self._fail("sent an answer that is not valid HTTP")
                 return
             self._to_eof = True  # bytes behind a complete answer: the answer stands, the connection does not
-        if not self._status:
-            self._unfinished += len(data)
-        if max(self._unfinished, self._head_size) > MAX_HEAD_BYTES:
+        head = self._head
+        if self._unfinished > MAX_HEAD_BYTES and self._too_large():
             self._fail("sent a head that is too large")
             return
-        if not self._status:
+        if head is None:
             return
         if self._head_due:
             self._head_due = False
-            reader.engine_head(self._status, self._headers, self._length)
+            self._unfinished = 0
+            reader.engine_head(head)
             if self.reader is not reader:  # the reader gave the request up
                 return
         done = self._done
@@ -153,6 +151,10 @@ class EngineConnection(asyncio.Protocol):
             if done:
                 self._release()
             reader.engine_body(joined, done)
+
+    def _too_large(self) -> bool:
+        """Whether the head is, and not just what came with it."""
+        return self._head is None or sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES
 
     def _fail(self, why: str) -> None:
         reader = self.reader
@@ -177,8 +179,7 @@ class EngineConnection(asyncio.Protocol):
             self._to_eof = True  # a second answer to one question
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._status:  # trailers are dropped: no client of these APIs reads them
-            self._head_size += len(name) + len(value)
+        if self._head is None:  # trailers are dropped: no client of these APIs reads them
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -190,18 +191,10 @@ class EngineConnection(asyncio.Protocol):
         if status < 200:  # an interim answer; the final one follows
             self._headers = []
             return
-        self._status = status
-        chunked = False
-        for name, value in self._headers:
-            if name == b"content-length":
-                self._length = int(value)
-            elif name == b"transfer-encoding":
-                if chunked or value.strip().lower() != b"chunked":
-                    raise ValueError(f"transfer-encoding {value!r}")  # to the parser's caller it is an answer like any bad one
-                chunked = True
-        if status in BODILESS:
-            self._length = 0
-        self._to_eof = not chunked and self._length is None
+        self._head = head = AnswerHead(
+            status, self._headers
+        )  # its ValueError is to the parser's caller like any bad answer
+        self._to_eof = not head.chunked and head.length is None
         self._head_due = True
 
     def on_body(self, data: bytes) -> None:
@@ -209,7 +202,7 @@ class EngineConnection(asyncio.Protocol):
             self._body.append(data)
 
     def on_message_complete(self) -> None:
-        if self._status:
+        if self._head is not None:
             self._done = True
             self._keep = self._parser.should_keep_alive()  # llhttp forgets it when it begins the next message
 
