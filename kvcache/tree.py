@@ -80,17 +80,26 @@ class Branch:
         """
         text = prompt[at : at + self.longest]
         keys = self.keys
-        for _ in range(ROUNDS):
+        i = bisect_right(keys, text) - 1
+        if i < 0:
+            return None
+        key = keys[i]
+        return self.nodes[i] if text.startswith(key) else self._nested(text, key)
+
+    def _nested(self, text: bytes, key: bytes) -> Node | None:
+        """`key` sorts before the text and is no beginning of it: look among what both begin with."""
+        keys = self.keys
+        for _ in range(1, ROUNDS):
+            shared = common_prefix(key, text)
+            if shared < self.shortest:
+                return None
+            text = text[:shared]
             i = bisect_right(keys, text) - 1
             if i < 0:
                 return None
             key = keys[i]
             if text.startswith(key):
                 return self.nodes[i]
-            shared = common_prefix(key, text)
-            if shared < self.shortest:
-                return None
-            text = text[:shared]
         return None
 
 
