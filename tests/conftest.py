@@ -1,15 +1,26 @@
-"""For all tests: nothing is skipped in CI, so that a green run means that everything ran."""
+"""For all tests: nothing is skipped in CI, so that a green run means that everything ran, and nothing depends on speed or luck.
+
+Hypothesis draws anew in each run at home, and the same examples in every run of CI.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from typing import Any
 
+import hypothesis
 import pytest
 
 
 def in_ci() -> bool:
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+_NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("home", **_NO_CLOCK, print_blob=True)
+hypothesis.settings.register_profile("ci", **_NO_CLOCK, derandomize=True)
+hypothesis.settings.load_profile("ci" if in_ci() else "home")
 
 
 @pytest.hookimpl(wrapper=True)

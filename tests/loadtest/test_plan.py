@@ -35,7 +35,7 @@ def common(a: list[int], b: list[int]) -> int:
     return n
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shape=SHAPES, seed=st.integers(0, 2**40), span=st.integers(12, 500))
 def test_requests_share_exactly_what_was_planned(shape: Shape, seed: int, span: int) -> None:
     plan = make_plan(

@@ -109,7 +109,7 @@ def test_times_go_on_over_the_border_of_a_second(log: AccessLog, path: Path) -> 
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(), st.text(), st.binary(max_size=128), st.integers(0, 2**63))
 def test_whatever_the_names_are_it_is_one_line_of_json(model: str, tenant: str, request_id: bytes, tokens: int) -> None:
     read, write = os.pipe()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -140,7 +140,6 @@ class QueueMachine(RuleBasedStateMachine):
 TestQueue = QueueMachine.TestCase
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10), st.booleans()), min_size=1, max_size=6), st.integers(1, 120))
 def test_in_a_backlog_nobody_is_a_request_away_from_its_share(tenants: list[tuple[int, bool]], served: int) -> None:
     """Some have all their requests in the queue, others enter the next one when the last one has gone: no way to the front."""
