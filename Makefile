@@ -21,11 +21,13 @@ setup: ## both environments: .venv (kvgate) and .venv-engine (vLLM for the CPU)
 test: ## every test, those against a real vLLM included
 	@scripts/setup dev
 	@scripts/setup-engine
+	@$(BIN)/python -m bench.debian redis-server
 	@$(FAST)
 	@$(BIN)/python -m pytest -m engine
 
 test-fast: ## the tests that need no engine
 	@scripts/setup dev
+	@$(BIN)/python -m bench.debian redis-server
 	@$(FAST)
 
 check: ## format, lint, types, and documents in step with the code

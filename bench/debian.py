@@ -1,7 +1,11 @@
-"""Programs that come from Debian, for the benchmark and the tests: found, or installed where that is possible."""
+"""Programs that come from Debian, for the benchmark and the tests: found, or installed where that is possible.
+
+python -m bench.debian redis-server     # before the tests; who is not root is told what is missing, and they are skipped
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -36,9 +40,19 @@ def version(name: str) -> str:
 
 def ensure(names: Sequence[str], who: str = "bench") -> None:
     """Installs what `who` misses, if this is root on a Debian; else SetupError. No service is started by it."""
-    missing = [PACKAGES[name] for name in names if shutil.which(name, path=SEARCH) is None]
-    if not missing:
+    if not _missing(names):
         return
+    with (Path(tempfile.gettempdir()) / "kvgate-debian.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if missing := _missing(names):
+            _install(missing, who)
+
+
+def _missing(names: Sequence[str]) -> list[str]:
+    return [PACKAGES[name] for name in names if shutil.which(name, path=SEARCH) is None]
+
+
+def _install(missing: Sequence[str], who: str) -> None:
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         raise SetupError(f"{who} needs {', '.join(missing)}: install with `sudo apt-get install {' '.join(missing)}`.")
@@ -75,3 +89,10 @@ def no_services(policy: Path = POLICY) -> Iterator[None]:
     finally:
         Path(file.name).unlink(missing_ok=True)
         policy.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    try:
+        ensure(sys.argv[1:], "the tests")
+    except SetupError as error:
+        print(error, file=sys.stderr)
