@@ -9,10 +9,10 @@ fail() {
     exit 2
 }
 
-# The interpreter: $PYTHON where it is set, else the first of the usual names that runs and is supported.
+# The interpreter: $PYTHON where it is set, else the first of the names given, or of the usual ones, that runs and is supported.
 # A name may exist and not run (a pyenv shim of a version that is not selected), so each is asked for its version.
 choose_python() {
-    local candidate version='' candidates=(python3 python3.13 python3.12 python3.11)
+    local candidate version='' candidates=("$@" python3 python3.13 python3.12 python3.11)
     if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi
     for candidate in "${candidates[@]}"; do
         version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || continue
@@ -30,6 +30,13 @@ choose_python() {
     fi
     fail "no Python 3.11, 3.12 or 3.13 found: install one, or name it, as in" \
         "PYTHON=/path/to/python3.12 scripts/${0##*/}"
+}
+
+# Prints the system's own Python if it can make environments. Distributions build theirs with profile-guided optimisation, pyenv
+# does not unless told: the gateway takes 1.6 times the CPU there.
+system_python() {
+    local python=/usr/bin/python3
+    if [ -x $python ] && $python -c 'import ensurepip, venv' 2>/dev/null; then echo $python; fi
 }
 
 # One run at a time for each environment; the lock goes with the process, also when it is killed.
