@@ -1,4 +1,4 @@
-"""python -m bench [overhead|peers|index]: measures and writes the result.
+"""python -m bench [overhead|peers|index|sim]: measures and writes the result.
 
 Exit code 0 if every bar holds, 1 if one fails or is INVALID, 2 on set-up errors.
 """
@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["index"]:  # no servers and no load: a table of its own
         return index.main(words[1:])
+    if words[:1] == ["sim"]:
+        from bench import sim
+
+        return sim.main(words[1:])
     given = parser().parse_args(words)
     suite = SUITES[given.suite]
     effort = QUICK if given.quick else FULL

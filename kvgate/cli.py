@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from kvgate import __version__
 from kvgate.errors import KvgateError
 
-COMMANDS = ("demo", "up", "serve", "engine", "keys", "loadtest")
+COMMANDS = ("demo", "up", "serve", "engine", "keys", "loadtest", "sim")
 
 
 def build_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -6,9 +6,12 @@ from the head of the free queue, and that is when what they held is evicted.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from loadtest.sim.hashing import BlockHash, Key, Lora
 
@@ -26,15 +29,14 @@ class Stored:
 
     hashes: tuple[BlockHash, ...]
     parent: BlockHash | None
-    tokens: tuple[int, ...]
+    tokens: array[int]
     block_size: int
     keys: tuple[tuple[Key, ...] | None, ...]  # one entry per block
     lora: Lora | None = None
     session: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True, gc=False):  # one for each evicted block: a dataclass costs ten times as much
     """A block was evicted. Another with the same hash may still exist."""
 
     hash: BlockHash
@@ -58,7 +60,8 @@ class BlockPool:
         self.events: list[Event] = []
         self._free: OrderedDict[int, Block] = OrderedDict((block.number, block) for block in self.blocks[1:])
         # copies of one block are not merged; the oldest copy is the one that is hit
-        self._cached: dict[BlockHash, list[Block]] = {}
+        self._cached: dict[BlockHash, Block] = {}
+        self._copies: dict[BlockHash, list[Block]] = {}  # the younger ones, by age
 
     @property
     def usable(self) -> int:
@@ -71,7 +74,7 @@ class BlockPool:
     @property
     def cached_count(self) -> int:
         """Blocks that can be hit, copies included."""
-        return sum(map(len, self._cached.values()))
+        return len(self._cached) + sum(map(len, self._copies.values()))
 
     @property
     def usage(self) -> float:
@@ -82,13 +85,20 @@ class BlockPool:
         """Free blocks, the next to be reused first."""
         return list(self._free.values())
 
-    def find(self, block_hash: BlockHash) -> Block | None:
-        copies = self._cached.get(block_hash)
-        return copies[0] if copies else None
+    def find_prefix(self, hashes: Sequence[BlockHash]) -> list[Block]:
+        """The blocks of the longest beginning of `hashes` that is cached."""
+        find, found = self._cached.get, []
+        for block_hash in hashes:
+            block = find(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def take(self, count: int) -> list[Block]:
         """`count` blocks from the head of the free queue; what they held is evicted. The caller has checked free_count."""
-        taken = [self._free.popitem(last=False)[1] for _ in range(count)]
+        pop = self._free.popitem
+        taken = [pop(False)[1] for _ in range(count)]
         for block in taken:
             if block.hash is not None:
                 self._evict(block, block.hash)
@@ -107,24 +117,25 @@ class BlockPool:
 
         Blocks that hold no prefix go to the head of the queue, the others to its tail.
         """
-        unhashed: list[Block] = []
-        hashed: list[Block] = []
+        free, unhashed = self._free, []
         for block in blocks:
             block.refs -= 1
             if block.refs == 0:
-                (unhashed if block.hash is None else hashed).append(block)
+                if block.hash is None:
+                    unhashed.append(block)
+                else:
+                    free[block.number] = block
         for block in reversed(unhashed):
-            self._free[block.number] = block
-            self._free.move_to_end(block.number, last=False)
-        for block in hashed:
-            self._free[block.number] = block
+            free[block.number] = block
+            free.move_to_end(block.number, last=False)
 
     def store(self, blocks: Sequence[Block], stored: Stored) -> None:
         """Full blocks of a request can be hit from now on, under stored.hashes."""
         for block, block_hash in zip(blocks, stored.hashes, strict=True):
             assert block.hash is None
             block.hash = block_hash
-            self._cached.setdefault(block_hash, []).append(block)
+            if self._cached.setdefault(block_hash, block) is not block:
+                self._copies.setdefault(block_hash, []).append(block)
         self.events.append(stored)
 
     def reset(self) -> bool:
@@ -132,6 +143,7 @@ class BlockPool:
         if self.free_count != self.usable:
             return False
         self._cached.clear()
+        self._copies.clear()
         for block in self.blocks:
             block.hash = None
         self.events.append(Cleared())
@@ -142,9 +154,15 @@ class BlockPool:
         return events
 
     def _evict(self, block: Block, block_hash: BlockHash) -> None:
-        copies = self._cached[block_hash]
-        copies.remove(block)
-        if not copies:
+        copies = self._copies.get(block_hash)
+        if copies is None:
             del self._cached[block_hash]
+        else:
+            if self._cached[block_hash] is block:
+                self._cached[block_hash] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if not copies:
+                del self._copies[block_hash]
         block.hash = None
         self.events.append(Removed(block_hash))

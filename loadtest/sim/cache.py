@@ -23,14 +23,9 @@ class KvCache:
 
     def hit(self, request: Request) -> list[Block]:
         """The longest cached prefix in whole blocks. The last token is always computed, for its logits."""
-        found: list[Block] = []
-        if self.looks_up(request):
-            for block_hash in request.hashes[: (len(request.tokens) - 1) // self.block_size]:
-                block = self.pool.find(block_hash)
-                if block is None:
-                    break
-                found.append(block)
-        return found
+        if not self.looks_up(request):
+            return []
+        return self.pool.find_prefix(request.hashes[: (len(request.tokens) - 1) // self.block_size])
 
     def allocate(self, request: Request, new_tokens: int, hit: Sequence[Block] = (), *, whole: bool = False) -> bool:
         """Room for `new_tokens` more, after the blocks of a hit. False, and nothing done, where the pool cannot give it.
@@ -39,18 +34,19 @@ class KvCache:
         """
         total = len(request.tokens)
         computed = min(request.computed + len(hit) * self.block_size, self.max_model_len)
-        if whole and self._needed(request, min(total, self.max_model_len), hit) > self.pool.free_count:
-            return False
         slots = min(computed + new_tokens, self.max_model_len)
-        if self._needed(request, slots, hit) > self.pool.free_count:
+        room = self.pool.free_count - sum([block.refs == 0 for block in hit])  # to hit a free block takes it, too
+        held = len(hit) + len(request.blocks)
+        if whole and self._blocks(min(total, self.max_model_len)) - held > room:
+            return False
+        missing = max(self._blocks(slots) - held, 0)
+        if missing > room:
             return False
         if hit:
             self.pool.touch(hit)
             request.blocks.extend(hit)
             request.hashed = len(hit)
-        missing = -(-slots // self.block_size) - len(request.blocks)
-        if missing > 0:
-            request.blocks.extend(self.pool.take(missing))
+        request.blocks.extend(self.pool.take(missing))
         self._store(request, min(computed + new_tokens, total))
         return True
 
@@ -60,10 +56,8 @@ class KvCache:
         request.blocks = []
         request.hashed = 0
 
-    def _needed(self, request: Request, tokens: int, hit: Sequence[Block]) -> int:
-        """Free blocks that this takes away: new ones, and hit ones that nobody holds."""
-        new = max(-(-tokens // self.block_size) - len(hit) - len(request.blocks), 0)
-        return new + sum(block.refs == 0 for block in hit)
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
 
     def _store(self, request: Request, tokens: int) -> None:
         """Blocks that are full with `tokens` tokens can be hit from now on: before they are computed, as in vLLM."""
@@ -73,9 +67,10 @@ class KvCache:
         stored = Stored(
             hashes=tuple(request.hashes[first:end]),
             parent=request.hashes[first - 1] if first else None,
-            tokens=tuple(request.tokens[first * self.block_size : end * self.block_size]),
+            tokens=request.tokens[first * self.block_size : end * self.block_size],
             block_size=self.block_size,
-            keys=tuple(extra_keys(index, request.lora, request.salt) for index in range(first, end)),
+            keys=(extra_keys(first, request.lora, request.salt),)
+            + (extra_keys(1, request.lora, None),) * (end - first - 1),
             lora=request.lora,
             session=request.session,
         )

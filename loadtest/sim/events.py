@@ -60,7 +60,7 @@ def to_wire(event: Event) -> WireEvent:
         return BlockStored(
             block_hashes=[event_id(block_hash) for block_hash in event.hashes],
             parent_block_hash=None if event.parent is None else event_id(event.parent),
-            token_ids=list(event.tokens),
+            token_ids=event.tokens.tolist(),
             block_size=event.block_size,
             lora_id=event.lora.number if event.lora else None,
             medium=MEDIUM,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Literal
 
 from loadtest.sim.blocks import Block
-from loadtest.sim.hashing import BlockHash, Lora, extra_keys, hash_block
+from loadtest.sim.hashing import TOKEN, Algorithm, BlockHash, Chain, Lora, sha256_chain
 
 Finish = Literal["stop", "length", "abort"]
 
@@ -15,10 +16,11 @@ class Request:
     """Its tokens, the blocks it holds and how far it has been computed.
 
     max_tokens: output tokens after which it ends, at least 1. eos: a token that ends it. read_cache False computes the
-    whole prompt (prompt_logprobs), though the blocks are still stored.
+    whole prompt (prompt_logprobs), though the blocks are still stored. hashing: how blocks are keyed.
     """
 
     __slots__ = (
+        "_hashing",
         "block_size",
         "blocks",
         "cached_tokens",
@@ -51,9 +53,10 @@ class Request:
         eos: int | None = None,
         read_cache: bool = True,
         session: str | None = None,
+        hashing: Algorithm = sha256_chain,
     ) -> None:
         self.id = request_id
-        self.tokens = list(prompt)
+        self.tokens = array(TOKEN, prompt)
         self.prompt_count = len(prompt)
         self.max_tokens = max_tokens
         self.block_size = block_size
@@ -62,6 +65,7 @@ class Request:
         self.eos = eos
         self.read_cache = read_cache
         self.session = session
+        self._hashing = hashing
         self.hashes: list[BlockHash] = []
         self.blocks: list[Block] = []
         self.hashed = 0  # of these blocks, those that can be hit
@@ -82,9 +86,6 @@ class Request:
             self._hash_full_blocks()
 
     def _hash_full_blocks(self) -> None:
-        size = self.block_size
-        parent = self.hashes[-1] if self.hashes else None
-        for index in range(len(self.hashes), len(self.tokens) // size):
-            tokens = self.tokens[index * size : (index + 1) * size]
-            parent = hash_block(parent, tokens, extra_keys(index, self.lora, self.salt))
-            self.hashes.append(parent)
+        first = len(self.hashes)
+        chain = Chain(self.block_size, first, self.hashes[-1] if first else None, self.lora, self.salt)
+        self.hashes += self._hashing(chain, self.tokens[first * self.block_size :])
