@@ -51,6 +51,8 @@ def metrics() -> str:
     series.used(Usage(1, 1, 1))
     gateway.metrics.retries.labels("127.0.0.1:8001")
     gateway.metrics.kv_utilization.labels("127.0.0.1:8001")
+    gateway.metrics.kv_cached.labels("127.0.0.1:8001")
+    gateway.metrics.kv_event_gaps.labels("127.0.0.1:8001")
     rows = []
     for family in sorted(gateway.metrics.registry.collect(), key=lambda f: f.name):
         name = family.name + ("_total" if family.type == "counter" else "")

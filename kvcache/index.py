@@ -71,8 +71,15 @@ class PrefixIndex:
         self._admit(Replica(replica, 0, known.limit, granularity=known.granularity))
 
     def doubt(self, replica: str) -> None:
-        """Events of this replica are missing: it is uncertain until cleared."""
+        """Events of this replica are missing: it is uncertain until cleared or trusted."""
         self.replicas[replica].doubted = True
+
+    def trust(self, replica: str, forgive: bool = False) -> None:
+        """The doubt is over. `forgive`: also what the events themselves made doubtful counts no more."""
+        known = self.replicas[replica]
+        known.doubted = False
+        if forgive:
+            known.counters = Counters()
 
     def uncertain(self, replica: str) -> bool:
         known = self.replicas[replica]

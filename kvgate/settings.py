@@ -65,6 +65,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "engines_file", str, "", "file with the engines' URLs, one a line or a JSON list, reloaded when it changes"
     ),
+    Setting(
+        "kv_events",
+        str,
+        "auto",
+        "where engines publish KV events: auto (ask each engine), off, or [HOST:PORT=]tcp://{host}:5557+tcp://{host}:5657",
+    ),
     Setting("dns_interval", float, 5.0, "seconds between two look-ups of an engine name given as dns://name:port", 0.1),
     Setting(
         "max_inflight_per_replica",
@@ -137,6 +143,7 @@ class Settings:
     policy: str = "least-load"
     aliases: str = ""
     engines_file: str = ""
+    kv_events: str = "auto"
     dns_interval: float = 5.0
     max_inflight_per_replica: int = 256
     queue_size: int = 1024

@@ -123,6 +123,16 @@ class GatewayMetrics(Collector):
             "kvgate_kv_utilization_ratio",
             "KV blocks in use by running requests / all blocks, as the engine reports. Cached, unused blocks count as free.",
         )
+        self.kv_cached = gauge(
+            "kvgate_kv_cached_ratio",
+            "KV blocks that hold a reusable prefix / all blocks, from KV events; in use or not.",
+        )
+        self.kv_event_gaps = Counter(
+            "kvgate_kv_event_gaps",
+            "Runs of missing KV events, whether they could be replayed or not.",
+            ("replica",),
+            registry=registry,
+        )
         self.retries = Counter(
             "kvgate_retries",
             "Requests sent again, before their first byte, after this replica failed.",
@@ -156,7 +166,15 @@ class GatewayMetrics(Collector):
 
     def drop_replica(self, replica: str) -> None:
         """Ends the series of a replica that is gone: where replicas come and go, their names never end."""
-        for metric in (self.inflight, self.replica_up, self.breaker_open, self.kv_utilization, self.retries):
+        for metric in (
+            self.inflight,
+            self.replica_up,
+            self.breaker_open,
+            self.kv_utilization,
+            self.kv_cached,
+            self.kv_event_gaps,
+            self.retries,
+        ):
             metric.remove(replica)
 
     def collect(self) -> Iterator[Metric]:

@@ -70,6 +70,8 @@ class Replica:
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     prefill: PrefillRate = field(default_factory=PrefillRate)
     kv_utilization: float | None = None  # 0 to 1; None is unknown
+    kv_blocks: int | None = None  # on the device, of all its data-parallel ranks
+    block_size: int | None = None  # tokens
     name: str = field(init=False)
     header: bytes = field(init=False)  # the line that names it in an answer
 
@@ -88,5 +90,7 @@ class Replica:
             "models": sorted(self.models),
             "inflight_requests": self.inflight,
             "kv_utilization_ratio": self.kv_utilization,
+            "kv_blocks": self.kv_blocks,
+            "block_size_tokens": self.block_size,
             "prefill_tokens_per_second": self.prefill.tokens_per_second,
         }

@@ -18,6 +18,9 @@ logger = logging.getLogger("kvgate")
 # vLLM's name since 0.9, and the one before
 # (not `^`, which costs a millisecond a page)
 _KV_USAGE = re.compile(rb"\nvllm:(?:kv|gpu)_cache_usage_perc(?:\{[^}\n]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+_CACHE_CONFIG = re.compile(rb"\nvllm:cache_config_info\{(.*)\} [0-9.eE+-]+$", re.MULTILINE)
+_BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="([0-9]+)"')
+_BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="([0-9]+)"')
 _MAX_BYTES = 8 * 1024 * 1024
 # A busy engine may keep a health check waiting (it tokenises long prompts in the same loop): silence once is no death
 SILENT_CHECKS = 3
@@ -29,6 +32,18 @@ def kv_utilization(page: bytes) -> float | None:
     """The share of KV blocks in use, 0 to 1, from an engine's metrics page; the fullest where it runs several. None if absent."""
     values = [float(match) for match in _KV_USAGE.findall(page)]
     return max(values) if values else None
+
+
+def kv_shape(page: bytes) -> tuple[int | None, int | None]:
+    """KV blocks on the device and tokens in a block, from an engine's metrics page; None where it does not say.
+
+    vLLM writes the blocks of all its data-parallel ranks together into the line of each of them.
+    """
+    config = _CACHE_CONFIG.search(page)
+    if config is None:
+        return None, None
+    blocks, size = _BLOCKS.search(config[1]), _BLOCK_SIZE.search(config[1])
+    return (int(blocks[1]) or None) if blocks else None, (int(size[1]) or None) if size else None
 
 
 class Watcher:
@@ -149,6 +164,7 @@ class Watcher:
             page = b"\n" + await self._get(replica, "/metrics")
             replica.prefill.observe(page)
             used = kv_utilization(page)
+            replica.kv_blocks, replica.block_size = kv_shape(page)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.debug("%s: no metrics: %s", replica.name, error)
             used = None

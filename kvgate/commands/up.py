@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from kvgate.commands.engine import add_engine_flags, add_start_flags, engine_request
 from kvgate.commands.interrupt import sigterm_interrupts
@@ -60,13 +61,21 @@ def _serve(settings: Settings, engines: list[RunningEngine]) -> int:
     watcher = threading.Thread(target=_watch, args=(engines, over), name="engines", daemon=True)
     watcher.start()
     try:
-        return run_gateway(settings, [engine.url for engine in engines])
+        return run_gateway(_with_events(settings, engines), [engine.url for engine in engines])
     finally:
         over.set()
         watcher.join()
         dead = next((engine for engine in engines if not engine.alive()), None)
         if dead is not None:
             raise SetupError(f"the engine at {dead.url} ended by itself, {dead.exit_text()}")
+
+
+def _with_events(settings: Settings, engines: list[RunningEngine]) -> Settings:
+    """Where these engines publish is known: those of older vLLM versions could not be asked."""
+    if settings.kv_events != "auto":
+        return settings
+    stated = [f"{urlsplit(engine.url).netloc}={engine.events.setting()}" for engine in engines if engine.events]
+    return replace(settings, kv_events=",".join(stated) or "off")
 
 
 def engine_requests(args: argparse.Namespace) -> list[EngineRequest]:

@@ -63,6 +63,10 @@ class EventEndpoints:
         settings = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": self.publish}
         return json.dumps(settings | {"replay_endpoint": self.replay}, separators=(",", ":"))
 
+    def setting(self) -> str:
+        """What the gateway's --kv-events says of them, after the engine's host:port and an equals sign."""
+        return f"{self.publish}+{self.replay}".replace("*", "{host}")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:

@@ -23,9 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
-    """Serves smollm2 with 1 GiB of KV in blocks of 32 and KV events. Its cache is shared: use prompts of your own."""
+    """Serves smollm2 with 1 GiB of KV in blocks of 32 and KV events. Its cache is shared: use prompts of your own.
+
+    In development mode, so that its cache can be reset.
+    """
     log_path = tmp_path_factory.mktemp("engine") / "engine.log"
     progress = StartProgress(sys.__stderr__ or sys.stderr, "engine")
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    with start_engine(EngineRequest(profile="cpu", extra=tools), log_path=log_path, progress=progress) as running:
+    templates = ("--trust-request-chat-template",)  # so that one engine can show what others' templates give
+    request = EngineRequest(profile="cpu", extra=tools + templates)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        started = start_engine(request, log_path=log_path, progress=progress)
+    with started as running:
         yield running

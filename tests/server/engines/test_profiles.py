@@ -11,6 +11,8 @@ import pytest
 from kvgate.errors import UsageError
 from server.engines.profiles import EngineSpec, EventEndpoints, core_list, engine_command
 from server.engines.quantities import parse_bytes, parse_tokens
+from server.ledger.sources import Endpoint, EventSources
+from server.replica import EngineUrl
 
 EVENTS = EventEndpoints.in_folder("/run/user/7/kvgate-x")
 CPU = EngineSpec(
@@ -140,3 +142,11 @@ def test_tokens_that_are_none(text: str) -> None:
 @pytest.mark.parametrize(("cores", "text"), [((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8"), ((3, 1), "1,3")])
 def test_core_list(cores: tuple[int, ...], text: str) -> None:
     assert core_list(cores) == text
+
+
+def test_the_gateway_is_told_where_to_connect() -> None:
+    assert EVENTS.setting() == "ipc:///run/user/7/kvgate-x/kv.sock+ipc:///run/user/7/kvgate-x/replay.sock"
+    stated = f"127.0.0.1:8001={EventEndpoints.on_ports(5557).setting()}"
+    assert EventSources.parse(stated).of(EngineUrl.parse("http://127.0.0.1:8001")) == {
+        0: Endpoint("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+    }
