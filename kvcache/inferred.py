@@ -35,6 +35,14 @@ class Inferred:
         self._room.pop(replica, None)
         self.index.drop(replica, now)
 
+    def knows(self, replica: str) -> bool:
+        """Whether what it holds is inferred."""
+        return replica in self._room
+
+    def release(self, replica: str) -> None:
+        """It sends events after all: what it holds is not inferred any more."""
+        self._room.pop(replica, None)
+
     def room(self, replica: str) -> float:
         """How many blocks the replica is thought to keep."""
         return self._room[replica][1]

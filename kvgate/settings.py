@@ -60,7 +60,15 @@ _ARTICLE = {int: "a whole number", float: "a number", str: "a text"}
 SETTINGS: tuple[Setting, ...] = (
     Setting("host", str, "127.0.0.1", "address that the gateway binds; any but loopback needs --insecure-no-auth"),
     Setting("port", int, 8000, "port of the gateway; 0 takes a free one", 0, 65535),
-    Setting("policy", str, "least-load", "how a replica is chosen: least-load or round-robin"),
+    Setting(
+        "policy", str, "cost", "how a replica is chosen: cost (soonest first token), session, least-load or round-robin"
+    ),
+    Setting(
+        "tokenizer",
+        str,
+        "",
+        "folder with a model's config.json, tokenizer.json and template, or model=FOLDER,...; else the engine's own path",
+    ),
     Setting("aliases", str, "", "further names of served models, e.g. gpt-4o=qwen3,claude-*=qwen3"),
     Setting(
         "engines_file", str, "", "file with the engines' URLs, one a line or a JSON list, reloaded when it changes"
@@ -140,7 +148,8 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    policy: str = "least-load"
+    policy: str = "cost"
+    tokenizer: str = ""
     aliases: str = ""
     engines_file: str = ""
     kv_events: str = "auto"

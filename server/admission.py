@@ -10,6 +10,7 @@ import orjson
 from kvgate.errors import Problem
 from server.models import Aliases
 from server.routes import Kinds, Route
+from server.routing.asked import UNKNOWN, Asked
 from server.splice import apply, ask_for_usage, set_members
 
 _NAMES: dict[type, str] = {str: "a string", list: "an array", dict: "an object", bool: "a boolean"}
@@ -25,7 +26,7 @@ class Admission(NamedTuple):
     stream: bool
     body: bytes
     hides_usage: bool
-    tenant: str = "default"
+    asked: Asked
 
 
 def admit(
@@ -34,11 +35,13 @@ def admit(
     served: Collection[str],
     aliases: Aliases,
     salt_for: Callable[[str | None], str | None],
+    ask: Callable[[str, dict[str, Any], str | None], Asked] | None = None,
 ) -> Admission | Problem:
     """Checks the few fields that the gateway needs; all others are the engine's to judge, and stay as they were sent.
 
     `served` are the model names, at least one. `salt_for` gives the cache salt for the engine, from that which the client
-    sent, if any; None leaves the request as it is.
+    sent, if any; None leaves the request as it is. `ask` gives what the policy goes by, from model, fields and the salt
+    that the engine gets.
     """
     try:
         fields = orjson.loads(body)
@@ -60,14 +63,16 @@ def admit(
     if "model" in fields and model != fields["model"]:
         values["model"] = orjson.dumps(model)
     sent = fields.get("cache_salt")
-    salt = salt_for(sent if type(sent) is str else None)
+    sent = sent if type(sent) is str else None
+    salt = salt_for(sent)
     if salt is not None:
         values["cache_salt"] = orjson.dumps(salt)
     edits = set_members(body, values) if values else []
     hides_usage = bool(stream) and route.usage_option and not _asks_for_usage(fields.get("stream_options"))
     if hides_usage:
         edits += ask_for_usage(body)
-    return Admission(model, bool(stream), apply(body, edits) if edits else body, hides_usage)
+    asked = UNKNOWN if ask is None else ask(model, fields, sent if salt is None else salt or None)
+    return Admission(model, bool(stream), apply(body, edits) if edits else body, hides_usage, asked)
 
 
 def _model(asked: Any, served: Collection[str], aliases: Aliases) -> str | Problem:

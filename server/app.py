@@ -17,6 +17,7 @@ from kvgate.errors import Problem
 from server.cors import EXPOSED
 from server.document import ELSE_THE_ENGINES, GUARDED, OPERATORS, PROXIED, Responses, errors
 from server.gateway import Gateway
+from server.ledger.report import ledger_report
 from server.responses import responses_router
 from server.routes import ROUTES, Route
 from server.upkeep import upkeep
@@ -101,6 +102,20 @@ def create_app(gateway: Gateway) -> FastAPI:
         identity = gateway.identify(request.headers.raw)
         tenant = None if identity.role == "operator" else identity.tenant
         return usage_report(counts(gateway.metrics.every_series), gateway.prices, gateway.since, tenant)
+
+    @app.get(
+        "/kv/ledger",
+        tags=["kvgate"],
+        summary="Tokens that could have hit, were routed to hit, and hit; of all tenants or of one's own",
+        responses=errors(*GUARDED),
+    )
+    async def ledger(request: Request) -> dict[str, Any]:
+        identity = gateway.identify(request.headers.raw)
+        tenant = None if identity.role == "operator" else identity.tenant
+        report = ledger_report(gateway.metrics.every_series, gateway.since, tenant)
+        if gateway.ledger is not None and identity.role == "operator":
+            report["index"] = gateway.ledger.report()
+        return report
 
     @app.get(
         "/kv/replicas", tags=["kvgate"], summary="The engines, and what is known of each", responses=errors(*OPERATORS)

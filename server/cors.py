@@ -32,5 +32,12 @@ class Cors:
         return [b"vary: Origin\r\n"]
 
 
-EXPOSED = ("x-request-id", "x-kvgate-replica", "x-kvgate-delivered-tokens", "x-kvgate-reason", "retry-after")
+EXPOSED = (
+    "x-request-id",
+    "x-kvgate-replica",
+    "x-kvgate-routed-tokens",
+    "x-kvgate-delivered-tokens",
+    "x-kvgate-reason",
+    "retry-after",
+)
 _EXPOSED = f"access-control-expose-headers: {', '.join(EXPOSED)}\r\n".encode()

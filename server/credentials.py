@@ -16,6 +16,12 @@ class Credentials:
         self._line = f"authorization: Bearer {engine_key}\r\n".encode() if engine_key else b""
         self._own = guarded or engine_key is not None
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the gateway's own requests to engines."""
+        name, _, value = self._line.decode("ascii").strip().partition(": ")
+        return {name: value} if name else {}
+
     def for_engine(self, shown: list[Header]) -> bytes:
         """The header lines for the engine, in place of the headers in which the client shows keys."""
         if self._own or not shown:

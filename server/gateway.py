@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -19,6 +20,7 @@ from server.admission import Admission, admit
 from server.cors import Cors
 from server.credentials import Credentials
 from server.discovery.discovery import Discovery, sources_for
+from server.ledger.ledger import Ledger
 from server.metrics import GatewayMetrics
 from server.models import Aliases
 from server.pricing import Prices
@@ -26,6 +28,8 @@ from server.queues import AdmissionQueues
 from server.replicas import ReplicaSet
 from server.retries import RetryBudget
 from server.routes import Route
+from server.routing.asked import Asked
+from server.routing.session import session_of
 from server.tenants.keys import Identifier, Identity, KeyFile, OpenKeys
 from server.tenants.limits import MemoryLimits
 from server.tenants.salt import Salts, read_salt_secret
@@ -70,6 +74,7 @@ class Gateway:
     access_log: AccessLog
     tracer: Tracer
     prices: Prices
+    ledger: Ledger | None = None  # with policies that go by it
     since: float = field(default_factory=time)  # seconds since the epoch: from when on usage is counted
     draining: bool = False
     new_id: RequestIds = field(default_factory=RequestIds)
@@ -93,6 +98,10 @@ class Gateway:
             salts = Salts(settings.isolation, read_salt_secret(settings.salt_secret_file, os.environ))
         queues = AdmissionQueues(replicas.capacity, settings.queue_size, settings.queue_timeout)
         replicas.on_capacity = queues.fill
+        credentials = Credentials(_read_key(settings.engine_key_file), guarded=bool(settings.key_file))
+        ledger = Ledger(settings, metrics, credentials.headers) if settings.policy == "cost" else None
+        if ledger is not None:
+            replicas.on_learn, replicas.on_gone = ledger.learn, ledger.drop
         metrics.watch_queue(lambda: queues.waiting, queues.oldest_age)
         return cls(
             settings,
@@ -103,25 +112,41 @@ class Gateway:
             limits,
             salts,
             queues,
-            Credentials(_read_key(settings.engine_key_file), guarded=bool(settings.key_file)),
+            credentials,
             Aliases.parse(settings.aliases),
             Cors(settings.cors_origins),
             RetryBudget(settings.retry_ratio),
             AccessLog(settings.access_log),
             open_tracer(settings.tracing, "https" if settings.tls_cert else "http"),
             Prices.load(settings.prices) if settings.prices else Prices.none(),
+            ledger,
         )
 
     @property
     def ready(self) -> bool:
         return self.replicas.ready and not self.draining
 
-    def admit(self, route: Route, identity: Identity, body: bytes) -> Admission | Problem:
+    def admit(
+        self, route: Route, identity: Identity, body: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> Admission | Problem:
         """May this request pass, and as what."""
-        served = self.replicas.served
+        served, ledger = self.replicas.served, self.ledger
         if not served:
             return self.unavailable()
-        return admit(route, body, served, self.aliases, lambda sent: self.salts.salt_for(identity, sent))
+        ask: Callable[[str, dict[str, Any], str | None], Asked] | None = None
+        if ledger is not None:
+
+            def ask(model: str, fields: dict[str, Any], salt: str | None) -> Asked:
+                asked = ledger.ask(route.path, model, fields, salt)
+                asked.tokens = asked.tokens or self.estimated_tokens(len(body))
+                return asked
+
+        elif self.replicas.policy is not None:
+
+            def ask(model: str, fields: dict[str, Any], salt: str | None) -> Asked:
+                return Asked(session=session_of(headers, fields))
+
+        return admit(route, body, served, self.aliases, lambda sent: self.salts.salt_for(identity, sent), ask)
 
     def identify(self, headers: list[tuple[bytes, bytes]], *, operator: bool = False) -> Identity:
         """Who asks for one of the gateway's own routes; raises Problem."""

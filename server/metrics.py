@@ -59,16 +59,22 @@ class Series:
     """What the requests of one (route, model, tenant) have counted. Tokens are as the engine reports them."""
 
     __slots__ = (
+        "available",
         "cached",
         "codes",
+        "compared",
         "duration",
+        "in_flight",
         "known",
         "labels",
         "output",
         "overhead",
+        "predicted",
+        "routed",
         "saved_seconds",
         "ttft",
         "unknown",
+        "unpredicted",
         "unrated",
     )
 
@@ -81,6 +87,9 @@ class Series:
         self.known = self.unknown = self.output = self.cached = 0
         self.unrated = 0  # cached tokens for which no prefill rate was known
         self.saved_seconds = 0.0
+        # Of requests whose prompt was matched and whose delivered tokens are known: prompt tokens, the three numbers, and
+        # what of the routed ones belongs to requests that counted on one still under way; then prompts that were not matched
+        self.predicted = self.available = self.routed = self.compared = self.in_flight = self.unpredicted = 0
 
     def finished(self, code: int, seconds: float | None) -> None:
         """Counts the request; `seconds` is None where it never arrived whole."""
@@ -133,6 +142,13 @@ class GatewayMetrics(Collector):
             ("replica",),
             registry=registry,
         )
+        self.prediction_error = gauge(
+            "kvgate_prediction_error_tokens",
+            "Predicted - delivered prompt tokens, running mean over the replica's requests; without those that wait for a twin.",
+        )
+        self.hits_missing = gauge(
+            "kvgate_hits_missing", "1 while hits are expected of the replica and it delivers none at all."
+        )
         self.retries = Counter(
             "kvgate_retries",
             "Requests sent again, before their first byte, after this replica failed.",
@@ -173,6 +189,8 @@ class GatewayMetrics(Collector):
             self.kv_utilization,
             self.kv_cached,
             self.kv_event_gaps,
+            self.prediction_error,
+            self.hits_missing,
             self.retries,
         ):
             metric.remove(replica)
@@ -228,10 +246,10 @@ class GatewayMetrics(Collector):
         )
         yield _tokens(
             "kvgate_prefix_tokens",
-            "Prompt tokens by stage; delivered is what the engine reports as served from its prefix cache.",
+            "Prompt tokens by stage: available on some replica and routed to, as predicted; delivered, as the engine reports.",
             every,
             "stage",
-            {"delivered": lambda s: s.cached},
+            {"available": lambda s: s.available, "routed": lambda s: s.routed, "delivered": lambda s: s.cached},
         )
         yield _tokens(
             "kvgate_saved_prefill_seconds",

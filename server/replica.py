@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 from kvgate.errors import UsageError
 from server.breaker import Breaker
 from server.exchange.upstream import EnginePool
+from server.ledger.prediction import Prediction
 from server.prefill_rate import PrefillRate
+from server.routing.work import Work
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 
@@ -72,6 +74,11 @@ class Replica:
     kv_utilization: float | None = None  # 0 to 1; None is unknown
     kv_blocks: int | None = None  # on the device, of all its data-parallel ranks
     block_size: int | None = None  # tokens
+    kv_tokens: int | None = None  # that fit into these blocks
+    work: Work = field(default_factory=Work)
+    prediction: Prediction = field(default_factory=Prediction)
+    faith: float = 1.0  # `prediction.faith`, for the policy's loop
+    self_test: dict[str, Any] | None = None  # None while it was not tested
     name: str = field(init=False)
     header: bytes = field(init=False)  # the line that names it in an answer
 
@@ -93,4 +100,7 @@ class Replica:
             "kv_blocks": self.kv_blocks,
             "block_size_tokens": self.block_size,
             "prefill_tokens_per_second": self.prefill.tokens_per_second,
+            "queued_tokens": self.work.queued,
+            "prediction": self.prediction.report(),
+            "self_test": self.self_test,
         }

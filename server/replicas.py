@@ -12,12 +12,16 @@ from server.breaker import Breaker, BreakerLimits, Failure
 from server.exchange.upstream import EnginePool
 from server.metrics import GatewayMetrics
 from server.replica import EngineUrl, Replica, Stage
+from server.routing.asked import UNKNOWN, Asked
+from server.routing.cost import CostPolicy
+from server.routing.policy import Policy
+from server.routing.session import SessionPolicy
 
 __all__ = ["MAX_INFLIGHT", "POLICIES", "EngineUrl", "Failure", "Replica", "ReplicaSet", "Stage"]
 
 logger = logging.getLogger("kvgate")
 
-POLICIES = ("least-load", "round-robin")
+POLICIES = ("cost", "session", "least-load", "round-robin")
 # vLLM runs so many sequences at once on GPUs of less than 70 GiB (its --max-num-seqs). More would wait inside the engine, in
 # order of arrival: without the gateway's priorities, fairness and time-out, and lost with the engine.
 MAX_INFLIGHT = 256
@@ -46,6 +50,7 @@ class ReplicaSet:
         if policy not in POLICIES:
             raise UsageError(f"--policy {policy!r} is not one of {', '.join(POLICIES)}")
         self._round_robin = policy == "round-robin"
+        self.policy: Policy | None = {"cost": CostPolicy, "session": SessionPolicy}.get(policy, lambda: None)()
         self._turn = 0
         self._metrics = metrics
         self._max_inflight = max_inflight
@@ -59,6 +64,8 @@ class ReplicaSet:
         self.draining: dict[str, Replica] = {}  # by name: not wanted any more, but not yet idle
         self.by_model: dict[str, list[Replica]] = {}
         self.on_add: Callable[[Replica], None] = _nobody
+        self.on_learn: Callable[[Replica], None] = _nobody  # it answered, and said which models it serves
+        self.on_gone: Callable[[Replica], None] = _nobody
         self.on_doubt: Callable[[Replica], None] = _nobody  # something should look at it now
         self.on_capacity: Callable[[], None] = _nobody  # it may have risen
         every = list(urls)
@@ -122,6 +129,7 @@ class ReplicaSet:
         del self.draining[replica.name]
         self._out -= replica.breaker.out
         replica.pool.close()
+        self.on_gone(replica)
         self._metrics.drop_replica(replica.name)
         logger.info("%s is gone", replica.name)
         return True
@@ -151,6 +159,7 @@ class ReplicaSet:
         known, replica.models = replica.models, models
         if known.keys() != models.keys():
             self._index()
+        self.on_learn(replica)
 
     def began(self, replica: Replica) -> None:
         """The first byte of a good answer is here. Not needed, but a long answer then closes a breaker at its beginning."""
@@ -186,8 +195,10 @@ class ReplicaSet:
 
     # -- the choice
 
-    def pick(self, model: str, tried: Collection[Replica] = ()) -> Replica | None:
+    def pick(self, model: str, tried: Collection[Replica] = (), asked: Asked = UNKNOWN) -> Replica | None:
         """A replica that is up and serves `model`, none of `tried`; None if there is none. Ties rotate.
+
+        `asked` is what a policy that looks at prompts or sessions goes by.
 
         One whose breaker is out is picked to probe it, or where there is no other.
         """
@@ -195,6 +206,9 @@ class ReplicaSet:
         if self._out and (replica := self._out_of_turn(holders, tried)):
             replica.breaker.probe()
             return replica
+        if self.policy is not None:
+            fit = self.fit_for(model, tried)
+            return self.policy.choose(fit, asked) if fit else None
         choices: list[Replica] = []
         least = 0
         for replica in holders:
@@ -208,6 +222,10 @@ class ReplicaSet:
             return None
         self._turn = turn = self._turn + 1
         return choices[turn % len(choices)]
+
+    def fit_for(self, model: str, tried: Collection[Replica] = ()) -> list[Replica]:
+        """Those among which a policy chooses."""
+        return [replica for replica in self.by_model.get(model, ()) if replica.fit and replica not in tried]
 
     def _out_of_turn(self, holders: Sequence[Replica], tried: Collection[Replica]) -> Replica | None:
         """One that is to be probed; or the least bad where none is fit."""
@@ -228,6 +246,8 @@ class ReplicaSet:
         self._metrics.replica_up.labels(replica.name).set(0)
         self._metrics.breaker_open.labels(replica.name).set(0)
         self._metrics.inflight.labels(replica.name).set_function(lambda: replica.inflight)
+        self._metrics.prediction_error.labels(replica.name).set_function(lambda: replica.prediction.error or 0.0)
+        self._metrics.hits_missing.labels(replica.name).set_function(lambda: replica.prediction.missing)
         return replica
 
     def _closed(self, replica: Replica) -> None:

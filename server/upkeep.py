@@ -24,6 +24,8 @@ LAST_WORD_SECONDS = 1.0  # for clients to take what they are told when the gatew
 async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
     """Finds and watches engines, sweeps deadlines, reloads keys; at the end it closes every connection."""
     await gateway.discovery.start()
+    if gateway.ledger is not None:
+        await gateway.ledger.start()
     watcher = Watcher(gateway)
     await watcher.start()
     if not isinstance(gateway.limits, MemoryLimits):
@@ -38,6 +40,8 @@ async def upkeep(gateway: Gateway) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         await gateway.discovery.stop()
         await watcher.stop()
+        if gateway.ledger is not None:
+            await gateway.ledger.stop()
         await _part(gateway)
         if not isinstance(gateway.limits, MemoryLimits):
             await gateway.limits.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from server.bodies import read_whole
 from server.gateway import Gateway
 from server.replicas import Replica, Stage
 
@@ -56,9 +57,7 @@ class Watcher:
         self._settings = gateway.settings
         self._metrics = gateway.metrics
         self._replicas = gateway.replicas
-        line = gateway.credentials.for_engine([])  # /v1/models asks for the engine's key
-        name, _, value = line.decode("ascii").strip().partition(": ")
-        self._headers = {name: value} if name else {}
+        self._headers = gateway.credentials.headers  # /v1/models asks for the engine's key
         self._session: aiohttp.ClientSession | None = None
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
         self._doubts: dict[Replica, asyncio.Event] = {}
@@ -131,7 +130,7 @@ class Watcher:
         async with self._session.get(f"{replica.url}{path}", allow_redirects=False) as response:
             if response.status != 200:
                 raise aiohttp.ClientError(f"{path} answered {response.status}")
-            return await response.content.read(_MAX_BYTES)
+            return await read_whole(response, _MAX_BYTES)
 
     async def check(self, replica: Replica) -> None:
         """Asks whether the engine is healthy and which models it serves."""
@@ -164,7 +163,8 @@ class Watcher:
             page = b"\n" + await self._get(replica, "/metrics")
             replica.prefill.observe(page)
             used = kv_utilization(page)
-            replica.kv_blocks, replica.block_size = kv_shape(page)
+            replica.kv_blocks, replica.block_size = blocks, size = kv_shape(page)
+            replica.kv_tokens = blocks * size if blocks and size else None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.debug("%s: no metrics: %s", replica.name, error)
             used = None

@@ -17,8 +17,10 @@ from server.breaker import Failure
 from server.exchange.answer import AnswerWriter
 from server.exchange.attempt import Attempt
 from server.exchange.http1 import CONTINUE, AnswerHead, Header, RequestHead, request_head, without
+from server.exchange.placement import Placement
 from server.exchange.relay import Relay, relay_for
 from server.exchange.tally import Tally
+from server.ledger.debug import wants_decision
 from server.metrics import OTHER
 from server.routes import Route
 from server.tenants.budget import Lease
@@ -28,7 +30,9 @@ from server.tenants.limits import MemoryLimits
 
 if TYPE_CHECKING:
     from server.exchange.protocol import ClientConnection
+    from server.ledger.ledger import Ledger
     from server.replicas import Replica
+    from server.routing.asked import Asked
     from server.tenants.redis_limits import RedisLimits
     from server.tracing import Trace
     from server.waiting import AdmissionQueue
@@ -63,8 +67,9 @@ class Exchange:
         "_headers",
         "_identity",
         "_lease",
-        "_leasing",
         "_parts",
+        "_placement",
+        "_preparing",
         "_problem",
         "_queue",
         "_relay",
@@ -75,7 +80,6 @@ class Exchange:
         "_tally",
         "_target",
         "_trace",
-        "_tried",
         "_waiting",
         "deadline",
         "disconnected",
@@ -118,11 +122,11 @@ class Exchange:
         self._admission: Admission | None = None
 
         self._lease: Lease | None = None
-        self._leasing: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[None] | None = None
         self._queue: AdmissionQueue | None = None
         self._waiting = False  # in the queue
         self._slot = False  # of the queue is taken
-        self._tried: list[Replica] = []
+        self._placement: Placement | None = None
         self._trace: Trace | None = None
         self._attempt: Attempt | None = None
         self._status = 0  # of the engine's answer
@@ -209,7 +213,7 @@ class Exchange:
         body, identity = self._body, self._identity
         assert body is not None
         assert identity is not None
-        admission = self._gateway.admit(self._route, identity, body)
+        admission = self._gateway.admit(self._route, identity, body, self._headers)
         if isinstance(admission, Problem):
             self._fail(admission)
             return
@@ -221,18 +225,18 @@ class Exchange:
             return
         tenant = self._gateway.keys.tenant(identity.tenant)
         if tenant.limits.unlimited:
-            self._enter(tenant)
+            self._spell(tenant)
             return
         limits, estimate = self._gateway.limits, self._gateway.estimated_tokens(len(body))
         if isinstance(limits, MemoryLimits):
             self._leased(limits.acquire(identity.tenant, estimate), tenant)
         else:
-            self._leasing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate, tenant))
+            self._preparing = asyncio.get_running_loop().create_task(self._wait_for_lease(limits, estimate, tenant))
 
     async def _wait_for_lease(self, limits: RedisLimits, estimate: int, tenant: Tenant) -> None:
         assert self._identity is not None
         lease = await limits.acquire(self._identity.tenant, estimate)
-        self._leasing = None
+        self._preparing = None
         self._leased(lease, tenant)
 
     def _leased(self, lease: Lease | Problem, tenant: Tenant) -> None:
@@ -240,7 +244,21 @@ class Exchange:
             self._fail(lease)
         else:
             self._lease = lease
+            self._spell(tenant)
+
+    def _spell(self, tenant: Tenant) -> None:
+        """Its prompt has to be known before a replica is chosen; mostly it is."""
+        assert self._admission is not None
+        ledger, asked = self._gateway.ledger, self._admission.asked
+        if ledger is None or not asked.unspelled:
             self._enter(tenant)
+        else:
+            self._preparing = asyncio.get_running_loop().create_task(self._wait_for_spelling(ledger, asked, tenant))
+
+    async def _wait_for_spelling(self, ledger: Ledger, asked: Asked, tenant: Tenant) -> None:
+        await ledger.spell(asked)
+        self._preparing = None
+        self._enter(tenant)
 
     def _choose_id(self) -> None:
         self.request_id = self._head.request_id or self._gateway.new_id()
@@ -266,9 +284,12 @@ class Exchange:
         self._slot = True
         self._tally.slot_at = monotonic()
         self._gateway.retry_budget.request()
-        admission = self._admission
+        gateway, admission, identity = self._gateway, self._admission, self._identity
         assert admission is not None
-        replica = self._gateway.replicas.pick(admission.model)
+        assert identity is not None
+        explains = gateway.ledger is not None and identity.role == "operator" and wants_decision(self._headers)
+        self._placement = Placement(gateway.replicas, gateway.ledger, admission, explains)
+        replica = self._placement.pick()
         if replica is None:  # the last one went while this waited
             self._fail(self._gateway.unavailable())
         else:
@@ -280,9 +301,10 @@ class Exchange:
         self._fail(problem)
 
     def _attempt_at(self, replica: Replica) -> None:
-        admission = self._admission
+        admission, placement = self._admission, self._placement
         assert admission is not None
-        self._tried.append(replica)
+        assert placement is not None
+        placement.sent(replica)
         lines, extra = self._head.lines, self._gateway.credentials.for_engine(self._head.keys)
         if self._trace is not None:
             lines = without(lines, TRACE_HEADERS)
@@ -294,16 +316,17 @@ class Exchange:
 
     def _try_elsewhere(self) -> bool:
         """Gives up the present attempt for one at another replica. False if there is none, or no retry left in the budget."""
-        admission, gateway, failed = self._admission, self._gateway, self._attempt
-        assert admission is not None
+        gateway, failed, placement = self._gateway, self._attempt, self._placement
         assert failed is not None
-        replica = gateway.replicas.pick(admission.model, self._tried)
+        assert placement is not None
+        replica = placement.pick()
         if replica is None:
             return False
         if not gateway.retry_budget.try_retry():
             gateway.replicas.gave_up(replica)
             return False
         failed.end()
+        placement.failed()
         self._count_retry(failed.replica)
         self.deadline = NEVER
         self._attempt_at(replica)
@@ -328,28 +351,31 @@ class Exchange:
             self._fail(self._gateway.unavailable())
 
     def engine_head(self, head: AnswerHead) -> None:
-        attempt, admission, status = self._attempt, self._admission, head.status
+        attempt, admission, placement, status = self._attempt, self._admission, self._placement, head.status
         assert attempt is not None
         assert admission is not None
+        assert placement is not None
         if status >= 500:
             self._judge(Failure.STATUS)
         else:
             self._gateway.replicas.began(attempt.replica)
-        if status in ELSEWHERE and (status != 429 or len(self._tried) == 1) and self._try_elsewhere():
+        if status in ELSEWHERE and (status != 429 or len(placement.tried) == 1) and self._try_elsewhere():
             return
         settings = self._gateway.settings
         self.deadline = monotonic() + settings.idle_timeout
         self._status = status
         lines = [b"x-request-id: ", self.request_id, b"\r\n", attempt.replica.header]
+        lines += placement.lines()
         lines += self._gateway.cors.lines(self._headers)
         self._relay = relay_for(
             self._answer, head, lines, hides_usage=admission.hides_usage, max_held=settings.max_held_bytes
         )
 
     def engine_body(self, data: bytes, last: bool) -> None:
-        attempt, relay = self._attempt, self._relay
+        attempt, relay, placement = self._attempt, self._relay, self._placement
         assert attempt is not None
         assert relay is not None
+        assert placement is not None
         if last:
             attempt.disconnected()
             self._judge(None)
@@ -360,6 +386,8 @@ class Exchange:
         except OverflowError:
             self._fail(Problem(502, "engine_failed", "The engine sent an event that is too large."))
             return
+        if relay.first_content_at and placement.unbegun is not None:
+            placement.first_token()
         if last:
             self._finish(self._status)
 
@@ -410,8 +438,8 @@ class Exchange:
         """Gives up everything, once."""
         self.response_complete = True
         self.deadline = NEVER
-        if self._leasing is not None:
-            self._leasing.cancel()
+        if self._preparing is not None:
+            self._preparing.cancel()
         if self._waiting and self._queue is not None:
             self._queue.leave(self)
         if self._attempt is not None:
@@ -419,49 +447,42 @@ class Exchange:
                 self._attempt.judged = True
                 self._gateway.replicas.gave_up(self._attempt.replica)
             self._attempt.end()
-        self._account(code)
+        if self._admission is None:
+            tenant = "" if self._identity is None else self._identity.tenant
+            self._tally.series = self._gateway.metrics.series(self._route.label, OTHER, tenant)
+        self._tally.close(
+            code,
+            self._relay,
+            self._placement,
+            self._lease,
+            request_id=self.request_id,
+            identity=self._identity,
+            admission=self._admission,
+            answer_bytes=self._answer.written,
+            log=self._gateway.access_log,
+            trace=self._trace,
+        )
         # What is large goes now, though the connection keeps this until its next request; and without cycles, which would
         # leave the freeing to the collector: pauses, and memory by the hundred megabytes
-        self._body = self._admission = self._relay = self._attempt = None
+        self._body = self._admission = self._relay = self._attempt = self._placement = None
         if self._slot and self._queue is not None:
             self._slot = False
             self._queue.release()
         if not self.disconnected:
             self._client.answered(self)
 
-    def _account(self, code: int) -> None:
-        """Counts what the request has used: for metrics, limits, the access log and the trace."""
-        if self._admission is None:
-            tenant = "" if self._identity is None else self._identity.tenant
-            self._tally.series = self._gateway.metrics.series(self._route.label, OTHER, tenant)
-        replica = self._tried[-1] if self._tried else None
-        usage = self._tally.end(code, self._relay, replica, self._lease)
-        log, trace = self._gateway.access_log, self._trace
-        if log.enabled or trace is not None:
-            self._tally.record(
-                code,
-                usage,
-                self._relay,
-                request_id=self.request_id,
-                identity=self._identity,
-                admission=self._admission,
-                tried=self._tried,
-                answer_bytes=self._answer.written,
-                log=log,
-                trace=trace,
-            )
-
     def _judge(self, failure: Failure | None) -> None:
         """The verdict on the present attempt, once; None is a good answer."""
-        attempt = self._attempt
+        attempt, placement = self._attempt, self._placement
         assert attempt is not None
+        assert placement is not None
         if attempt.judged:
             return
         attempt.judged = True
         if failure is None:
             self._gateway.replicas.succeeded(attempt.replica)
         else:
-            self._gateway.replicas.failed(attempt.replica, failure, retry=len(self._tried) > 1)
+            self._gateway.replicas.failed(attempt.replica, failure, retry=len(placement.tried) > 1)
 
     # -- backpressure: a client that reads slowly slows its engine connection, never the gateway's memory
 

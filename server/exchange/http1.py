@@ -27,7 +27,14 @@ HOP_BY_HOP = frozenset(
 )
 KEYS = frozenset((b"authorization", b"x-api-key"))  # of clients; what an engine is shown is the credentials' business
 NOT_TO_ENGINE = HOP_BY_HOP | KEYS | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
-NOT_TO_CLIENT = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-replica", b"x-kvgate-delivered-tokens"}
+NOT_TO_CLIENT = HOP_BY_HOP | {
+    b"content-length",
+    b"x-request-id",
+    b"x-kvgate-replica",
+    b"x-kvgate-routed-tokens",
+    b"x-kvgate-delivered-tokens",
+    b"x-kvgate-decision",
+}
 
 MAX_LENGTH_DIGITS = 20  # of a Content-Length: as many as the parser counts up to
 _USUAL = (b"keep-alive", b"Keep-Alive", b"close")  # what a Connection header nearly always says

@@ -12,6 +12,7 @@ from server.usage import Usage
 if TYPE_CHECKING:
     from server.access_log import AccessLog
     from server.admission import Admission
+    from server.exchange.placement import Placement
     from server.exchange.relay import Relay
     from server.replica import Replica
     from server.tenants.budget import Lease
@@ -45,8 +46,30 @@ class Tally:
             self.sent_at = now
             self.series.overhead.observe(now - self.ready_at)
 
-    def end(self, code: int, relay: Relay | None, replica: Replica | None, lease: Lease | None) -> Usage:
-        """Counts what was used, for metrics and limits. What the engine said of tokens, or all unknown."""
+    def close(
+        self,
+        code: int,
+        relay: Relay | None,
+        placement: Placement | None,
+        lease: Lease | None,
+        *,
+        request_id: bytes,
+        identity: Identity | None,
+        admission: Admission | None,
+        answer_bytes: int,
+        log: AccessLog,
+        trace: Trace | None,
+    ) -> None:
+        """The request is over: counts it for metrics, limits and predictions, logs it, and ends its trace."""
+        tried = [] if placement is None else placement.tried
+        usage = self._count(code, relay, tried[-1] if tried else None, lease)
+        if placement is not None:
+            placement.end(usage, self.series)
+        if log.enabled or trace is not None:
+            self._record(code, usage, relay, request_id, identity, admission, tried, answer_bytes, log, trace)
+
+    def _count(self, code: int, relay: Relay | None, replica: Replica | None, lease: Lease | None) -> Usage:
+        """What the engine said of tokens, or all unknown."""
         usage = None if relay is None else relay.usage()
         if relay is not None:
             if usage is None and relay.output_at_least:  # a stream that broke off is not free
@@ -64,12 +87,11 @@ class Tally:
         self.series.finished(code, monotonic() - self.ready_at if self.ready_at else None)
         return usage or UNKNOWN
 
-    def record(
+    def _record(
         self,
         code: int,
         usage: Usage,
         relay: Relay | None,
-        *,
         request_id: bytes,
         identity: Identity | None,
         admission: Admission | None,
@@ -78,7 +100,6 @@ class Tally:
         log: AccessLog,
         trace: Trace | None,
     ) -> None:
-        """The line in the access log, and the end of the trace."""
         ready = self.ready_at
         record = RequestRecord(
             ended=time(),

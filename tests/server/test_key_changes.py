@@ -93,7 +93,7 @@ async def test_a_broken_file_leaves_the_keys_and_says_so_once(
         new = keys.add("new")
         await becomes(gateway, new, 200)
         assert await status(gateway, keys.secrets["old"]) == 200
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == "kvgate"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.module == "keys"]
     assert f"{keys.path}:3: 'sha256' must be 64 hexadecimal digits" in warning
     assert "hunter2" not in warning
 

@@ -171,7 +171,7 @@ async def test_a_dead_replica_s_share_goes_to_the_other_at_once(engine: FakeEngi
 
 
 async def test_ties_rotate_and_load_decides(engine: FakeEngine) -> None:
-    async with FakeEngine() as other, running_gateway(engine.url, other.url) as gateway:
+    async with FakeEngine() as other, running_gateway(engine.url, other.url, policy="least-load") as gateway:
         for _ in range(10):
             await ask(gateway, PLAIN)
         assert (len(engine.posts), len(other.posts)) == (5, 5)

@@ -1,0 +1,45 @@
+"""The body of GET /kv/ledger: what could have hit, what was routed to hit, what hit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from server.metrics import Series
+
+_FIELDS = ("predicted", "available", "routed", "compared", "in_flight", "unpredicted")
+
+
+def ledger_report(every: Iterable[Series], since: float, tenant: str | None = None) -> dict[str, Any]:
+    """By model and tenant, all or one tenant's, in tokens; `since` in seconds since the epoch.
+
+    The three numbers are of the same requests: those whose prompt was matched and of which the engine said what it
+    delivered. What was not is apart, as `unmatched_prompt_tokens`.
+    """
+    sums: dict[tuple[str, str], dict[str, int]] = {}
+    for series in every:
+        _, model, owner = series.labels
+        if tenant is None or owner == tenant:
+            row = sums.setdefault((model, owner), dict.fromkeys(_FIELDS, 0))
+            for name in _FIELDS:
+                row[name] += getattr(series, name)
+    return {
+        "since": since,
+        "unit": "tokens",
+        "rows": [_row(model, owner, row) for (model, owner), row in sorted(sums.items()) if any(row.values())],
+    }
+
+
+def _row(model: str, tenant: str, row: dict[str, int]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "tenant": tenant,
+        "prompt_tokens": row["predicted"],
+        "available_tokens": row["available"],
+        "routed_tokens": row["routed"],
+        "delivered_tokens": row["compared"],
+        "routing_loss_tokens": row["available"] - row["routed"],
+        "engine_loss_tokens": row["routed"] - row["compared"],
+        "routed_behind_a_twin_tokens": row["in_flight"],
+        "unmatched_prompt_tokens": row["unpredicted"],
+    }

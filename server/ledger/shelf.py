@@ -1,0 +1,136 @@
+"""The models whose prompts can be rendered here: opened once an engine is seen to serve them, checked against that engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcache.spelling import Namespace, marked, packed_blocks, text_blocks
+from kvgate.errors import KvgateError, UsageError
+from llm.model import Model, open_model
+
+logger = logging.getLogger("kvgate")
+
+
+def parse_folders(text: str) -> dict[str, Path]:
+    """From `FOLDER` or `model=FOLDER,model=FOLDER`, by model, "" for every other; raises UsageError."""
+    folders: dict[str, Path] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, folder = part.rpartition("=")
+        if equals and not name:
+            raise UsageError(f"--tokenizer: {part!r} is not of the form model=FOLDER")
+        if name in folders:
+            raise UsageError(f"--tokenizer: {name or 'a folder for all models'!r} is given twice")
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise UsageError(
+                f"--tokenizer: {folder} is not a folder; it needs config.json and tokenizer.json of the model"
+            )
+        folders[name] = path
+    return folders
+
+
+class Speller:
+    """How blocks of one model are spelled: server/ledger/feed.py's Speller."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self.model = model
+        self.name = name
+
+    def blocks(
+        self, token_ids: Sequence[int], block_size: int, media: Mapping[int, Sequence[tuple[str, int]]]
+    ) -> list[bytes]:
+        """Keys of full blocks. Raises ValueError for ids that the model does not have."""
+        if not self.model.by_bytes:
+            return packed_blocks(token_ids, block_size)
+        tokens = self.model.tokenizer.token_bytes(token_ids)
+        if not all(tokens):
+            raise ValueError("a token id that the tokenizer does not have")
+        for number, items in media.items():
+            at = number * block_size
+            tokens[at : at + block_size] = marked(tokens[at : at + block_size], items)
+        return text_blocks(tokens, block_size)
+
+    def namespace(self, lora: str | None, salt: str | None) -> Hashable:
+        return Namespace(lora, salt, self.name)
+
+
+class Served(NamedTuple):
+    """What a served name stands for: a base model, and the adapter on it, if any."""
+
+    speller: Speller
+    lora: str | None
+
+
+class Shelf:
+    """Models by their base's served name. `ready` is told when one has been opened."""
+
+    def __init__(self, folders: Mapping[str, Path], ready: Callable[[], None]) -> None:
+        self._folders = folders
+        self._ready = ready
+        self._spellers: dict[str, Speller] = {}
+        self._roots: dict[str, str] = {}  # the folder that each was opened from, or failed to open from
+        self._served: dict[str, Served] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, served: str) -> Served | None:
+        """None while it is not known."""
+        return self._served.get(served)
+
+    def speller(self, models: Mapping[str, Mapping[str, Any]]) -> Speller | None:
+        """Of the engine that serves these."""
+        return next((served.speller for name in models if (served := self._served.get(name)) is not None), None)
+
+    def learn(self, models: Mapping[str, Mapping[str, Any]]) -> None:
+        """An engine serves these: entries of its /v1/models by name."""
+        for name, entry in models.items():
+            base = entry.get("parent") or name
+            if not isinstance(base, str) or base not in models:
+                continue
+            speller = self._spellers.get(base)
+            if speller is not None:
+                self._served[name] = Served(speller, name if base != name else None)
+            elif base == name:
+                self._open(name, models)
+
+    def _open(self, name: str, models: Mapping[str, Mapping[str, Any]]) -> None:
+        root = str(self._folders.get(name) or self._folders.get("") or models[name].get("root") or "")
+        if self._roots.get(name) == root:
+            return
+        self._roots[name] = root
+        task = asyncio.create_task(self._load(name, root, dict(models)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, name: str, root: str, models: dict[str, Mapping[str, Any]]) -> None:
+        try:
+            if not await asyncio.to_thread(Path(root, "config.json").is_file):
+                raise UsageError(
+                    f"its folder ({root or 'the engine names none'}) is not here: give it with --tokenizer"
+                )
+            model = await asyncio.to_thread(open_model, Path(root))
+        except KvgateError as error:
+            logger.warning("prompts of %s are not known before the engine has them: %s", name, error)
+            return
+        except Exception:  # whatever a file on disk can make the readers do; the gateway goes on without
+            logger.exception("prompts of %s are not known before the engine has them: %s could not be read", name, root)
+            return
+        how = "bytes" if model.by_bytes else f"tokens, since {model.tokenizer.why_not}"
+        logger.info("prompts of %s are matched by %s", name, how)
+        self._spellers[name] = Speller(model, name)
+        self.learn(models)
+        self._ready()
+
+    def distrust(self, speller: Speller) -> None:
+        """The engine makes other prompts: what is made here is good for nothing, until the model is loaded from elsewhere."""
+        self._served = {name: served for name, served in self._served.items() if served.speller is not speller}
+        self._spellers.pop(speller.name, None)
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

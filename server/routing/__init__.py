@@ -1,0 +1,1 @@
+"""Which replica a prompt goes to."""
