@@ -1,4 +1,4 @@
-"""python -m bench [overhead|peers|index|sim]: measures and writes the result.
+"""python -m bench [overhead|peers|index|render|sim]: measures and writes the result.
 
 Exit code 0 if every bar holds, 1 if one fails or is INVALID, 2 on set-up errors.
 """
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import debian, environment, faults, index, peers, report, rounds
+from bench import debian, environment, faults, index, peers, render, report, rounds
 from bench.phases import PHASES, Bench, Effort
 from bench.suites import OVERHEAD, PEERS, SUITES
 from kvgate.errors import KvgateError, SetupError, UsageError
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["index"]:  # no servers and no load: a table of its own
         return index.main(words[1:])
+    if words[:1] == ["render"]:
+        return render.main(words[1:])
     if words[:1] == ["sim"]:
         from bench import sim
 
