@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-import jinja2
 import orjson
 from aiohttp import web
 
@@ -79,7 +78,7 @@ class Api:
         reset_after = injector.reset_after()
         body = asks.parse(raw)
         asks.served(body, self._settings.model)
-        prompts = [await self._chat_tokens(body)] if chat else await self._completion_tokens(body)
+        prompts = [await self._rendered(request.path, body)] if chat else await self._completion_tokens(body)
         session = request.headers.get("x-session-id")
         ask = asks.generation(body, prompts, self._settings.model, chat=chat, session=session)
         if reset_after == 0:
@@ -97,17 +96,12 @@ class Api:
             generation.leave()
         return await _reset(request) if whole is None else _json(whole)
 
-    async def _chat_tokens(self, body: Body, *, specials: bool = False) -> array[int]:
-        messages, given, source = asks.chat_prompt(body)
-        template = self._language.template
-        try:
-            text = (template.other(source) if source else template).render(messages, **given)
-        except (jinja2.TemplateError, TypeError, KeyError) as error:
-            raise Refused(400, f"The chat template cannot render these messages: {error}", "messages") from error
-        return await self._encode(text, specials=asks.tokenize_flag(body, default=specials))
+    async def _rendered(self, route: str, body: Body) -> array[int]:
+        prompt = self._language.prompt(route, body)
+        return await self._encode(prompt.text or "", specials=prompt.add_special_tokens)
 
     async def _completion_tokens(self, body: Body) -> list[array[int]]:
-        specials = asks.tokenize_flag(body, default=True)
+        specials = asks.adds_specials(body)
         return [
             await self._encode(prompt, specials=specials) if isinstance(prompt, str) else prompt
             for prompt in asks.completion_prompts(body, self._language.coder.vocabulary)
@@ -132,12 +126,7 @@ class Api:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = asks.parse(await request.read())
         asks.served(body, self._settings.model)
-        if "messages" in body:
-            tokens = (await self._chat_tokens(body)).tolist()
-        elif isinstance(body.get("prompt"), str):
-            tokens = (await self._encode(body["prompt"], specials=asks.tokenize_flag(body, default=True))).tolist()
-        else:
-            raise Refused(400, "prompt must be text", "prompt")
+        tokens = (await self._rendered(request.path, body)).tolist()
         done: dict[str, Any] = {"count": len(tokens), "max_model_len": self._settings.model.max_model_len}
         pieces = self._language.coder.pieces(tokens) if body.get("return_token_strs") else None
         return _json(orjson.dumps(done | {"tokens": tokens, "token_strs": pieces}))

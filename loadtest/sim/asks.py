@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,54 +160,9 @@ def _known(ids: array[int], vocabulary: int) -> array[int]:
     return ids
 
 
-def chat_prompt(body: Body) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
-    """The messages as templates expect them, the template's other variables, and the template that the body brings."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Refused(400, "messages must be a list of objects", "messages")
-    given = {
-        "tools": body.get("tools") or None,
-        "documents": body.get("documents"),
-        "add_generation_prompt": bool(body.get("add_generation_prompt", True)),
-        "continue_final_message": bool(body.get("continue_final_message")),
-    }
-    more = body.get("chat_template_kwargs")
-    if more is not None and not isinstance(more, dict):
-        raise Refused(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
-    template = body.get("chat_template")
-    return [_message(message) for message in messages], given | (more or {}), str(template) if template else None
-
-
-def tokenize_flag(body: Body, *, default: bool) -> bool:
-    value = body.get("add_special_tokens")
-    return default if value is None else bool(value)
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Content as text; arguments of earlier tool calls as objects."""
-    done = dict(message)
-    if isinstance(done.get("content"), list):
-        done["content"] = "\n".join(map(_part_text, done["content"]))
-    calls = []
-    for call in done.get("tool_calls") or ():
-        function = dict(call.get("function") or {})
-        if isinstance(function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(function["arguments"] or "{}")
-            except ValueError as error:
-                raise Refused(400, f"The arguments of a tool call are not JSON: {error}", "messages") from error
-        calls.append({**call, "function": function})
-    if calls:
-        done["tool_calls"] = calls
-    return done
-
-
-def _part_text(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise Refused(400, "The simulated model reads text only: each part of a content needs a text", "messages")
+def adds_specials(body: Body) -> bool:
+    """Whether special tokens are put around the text of a completion."""
+    return bool(body.get("add_special_tokens", True))
 
 
 def _max_tokens(body: Body, *, chat: bool) -> int | None:

@@ -37,11 +37,11 @@ class Words:
         first, others = {}, {}
         for word in FIRST_WORDS:
             ids = encode(word)
-            if len(ids) == 1 and decode(ids) == word:
+            if len(ids) == 1 and decode(ids).strip() == word:
                 first[ids[0]] = word
         for word in WORDS:
             ids = encode(twice := f"The {word} {word}")
-            if len(ids) == 3 and ids[1] == ids[2] and decode(ids) == twice:
+            if len(ids) == 3 and ids[1] == ids[2] and decode(ids).strip() == twice:
                 others[ids[1]] = f" {word}"
         if not first or not others:
             raise ValueError(

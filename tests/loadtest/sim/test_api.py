@@ -269,9 +269,9 @@ async def test_unknown_models_paths_and_messages_are_refused() -> None:
         with pytest.raises(NotFoundError, match="does not exist"):
             await client.completions.create(model="other", prompt="x")
         image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
-        with pytest.raises(BadRequestError, match="text only"):
+        with pytest.raises(BadRequestError, match="cannot render this request: media"):
             await client.chat.completions.create(model="toy", messages=image)
-        with pytest.raises(BadRequestError, match="chat template cannot"):
+        with pytest.raises(BadRequestError, match="cannot render this request: request_template"):
             await client.chat.completions.create(
                 model="toy", messages=[{"role": "user", "content": "x"}], extra_body={"chat_template": "{% nonsense"}
             )

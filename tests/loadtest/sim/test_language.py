@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kvgate.errors import UsageError
+from kvgate.errors import SetupError, UsageError
+from llm.prompt import Prompt
+from loadtest.sim.asks import Refused
 from loadtest.sim.hashing import TOKEN
 from loadtest.sim.text import WORDS, Words, Writer
 from loadtest.sim.tokens import Language
@@ -90,36 +92,49 @@ def model_folder(folder: Path, words: list[str]) -> Path:
     return folder
 
 
+def chat(language: Language, text: str) -> Prompt:
+    return language.prompt("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+
+
 def test_a_model_folder_gives_tokenizer_template_and_context(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, ["▁The", *(f"▁{word}" for word in WORDS)])
     language = Language.of_folder(folder)
     assert language.max_model_len == 512
     assert language.coder.eos == 0
-    assert language.template.render([{"content": "The cat"}]) == "The cat<|end|>"
-    assert language.coder.encode("The cat<|end|>", specials=False)[0] == 2
+    prompt = chat(language, "The dog")
+    assert (prompt.text, prompt.add_special_tokens) == ("The dog<|end|>", False)
+    ids = language.coder.encode("The dog<|end|>", specials=False)
+    assert (ids[0], ids[-1]) == (2, 0)
+    assert language.coder.pieces(ids[:2]) == [" The", " dog"]
     (tmp_path / "chat_template.jinja").write_text("other")
-    assert Language.of_folder(folder).template.render([]) == "other"
+    assert chat(Language.of_folder(folder), "The dog").text == "other"
+
+
+def test_what_the_model_cannot_read_is_refused(tmp_path: Path) -> None:
+    language = Language.of_folder(model_folder(tmp_path, ["▁The", "▁dog"]))
+    with pytest.raises(Refused, match="cannot render this request: invalid"):
+        language.prompt("/v1/chat/completions", {"messages": []})
 
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("tokenizer.json", None, "tokenizer.json cannot be read"),
-        ("tokenizer.json", "{}", "tokenizer.json is not a tokenizer"),
-        ("config.json", "{", "config.json is not JSON"),
-        ("config.json", "[]", "config.json is not a JSON object"),
-        ("chat_template.jinja", "{% for", "chat template cannot be read"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer.json", "{}", "tokenizer.json is no tokenizer"),
+        ("config.json", "{", "config.json cannot be read as JSON"),
+        ("config.json", "[]", "config.json is no JSON object"),
+        ("chat_template.jinja", "{% for", "chat template is no Jinja template"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused_by_file(
     tmp_path: Path, name: str, content: str | None, said: str
 ) -> None:
-    folder = model_folder(tmp_path, ["▁The", "▁cat"])
+    folder = model_folder(tmp_path, ["▁The", "▁dog"])
     if content is None:
         (folder / name).unlink()
     else:
         (folder / name).write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(SetupError, match=said):
         Language.of_folder(folder)
 
 
