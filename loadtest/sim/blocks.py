@@ -58,7 +58,7 @@ class BlockPool:
             raise ValueError("a pool needs the null block and at least one other")
         self.blocks = [Block(number) for number in range(count)]
         self.events: list[Event] = []
-        self._free: OrderedDict[int, Block] = OrderedDict((block.number, block) for block in self.blocks[1:])
+        self._free: OrderedDict[Block, None] = OrderedDict.fromkeys(self.blocks[1:])
         # copies of one block are not merged; the oldest copy is the one that is hit
         self._cached: dict[BlockHash, Block] = {}
         self._copies: dict[BlockHash, list[Block]] = {}  # the younger ones, by age
@@ -83,7 +83,7 @@ class BlockPool:
 
     def free_order(self) -> list[Block]:
         """Free blocks, the next to be reused first."""
-        return list(self._free.values())
+        return list(self._free)
 
     def find_prefix(self, hashes: Sequence[BlockHash]) -> list[Block]:
         """The blocks of the longest beginning of `hashes` that is cached."""
@@ -97,19 +97,20 @@ class BlockPool:
 
     def take(self, count: int) -> list[Block]:
         """`count` blocks from the head of the free queue; what they held is evicted. The caller has checked free_count."""
-        pop = self._free.popitem
-        taken = [pop(False)[1] for _ in range(count)]
-        for block in taken:
+        pop, taken = self._free.popitem, []
+        for _ in range(count):
+            block = pop(False)[0]
             if block.hash is not None:
                 self._evict(block, block.hash)
             block.refs = 1
+            taken.append(block)
         return taken
 
     def touch(self, blocks: Iterable[Block]) -> None:
         """A request holds these blocks too, after a hit."""
         for block in blocks:
             if block.refs == 0:
-                del self._free[block.number]
+                del self._free[block]
             block.refs += 1
 
     def release(self, blocks: Iterable[Block]) -> None:
@@ -124,10 +125,10 @@ class BlockPool:
                 if block.hash is None:
                     unhashed.append(block)
                 else:
-                    free[block.number] = block
+                    free[block] = None
         for block in reversed(unhashed):
-            free[block.number] = block
-            free.move_to_end(block.number, last=False)
+            free[block] = None
+            free.move_to_end(block, last=False)
 
     def store(self, blocks: Sequence[Block], stored: Stored) -> None:
         """Full blocks of a request can be hit from now on, under stored.hashes."""

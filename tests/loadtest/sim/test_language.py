@@ -20,6 +20,7 @@ from loadtest.sim.tokens import Language
 from loadtest.sim.toy import EOS, ToyCoder
 
 TOY = ToyCoder()
+WRITTEN = Language.toy().words
 
 
 def encode(text: str) -> list[int]:
@@ -75,7 +76,7 @@ def test_an_answer_follows_its_script_and_ends_where_it_is_told() -> None:
 
 @given(st.integers(1, 1000), st.lists(st.integers(0, 9), min_size=1))
 def test_a_natural_length_is_between_one_and_twice_the_mean(mean: int, prompt: list[int]) -> None:
-    assert 1 <= Writer(Language.toy().words, array(TOKEN, prompt)).natural_length(mean) <= max(1, 2 * mean - 1)
+    assert 1 <= Writer(WRITTEN, array(TOKEN, prompt)).natural_length(mean) <= max(1, 2 * mean - 1)
 
 
 def model_folder(folder: Path, words: list[str]) -> Path:
