@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ def test_vllm_understands_the_command_of_the_gpu_profile() -> None:
     program, subcommand, *arguments = engine_command(spec, "vllm").argv
     assert (program, subcommand) == ("vllm", "serve")
     done = subprocess.run(
-        [engine_python(), "-c", PARSE, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [engine_python(os.environ), "-c", PARSE, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert spec.events is not None
