@@ -137,7 +137,7 @@ def _refuse(message: Mapping[str, Any], role: str) -> None:
 
 
 def _is_named(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in _NAMED_PARTS
+    return isinstance(part, dict) and part.get("type") in _NAMED_PARTS and not _is_void(part)
 
 
 def _content(content: object, role: str, form: ContentFormat, items: list[Item] | None) -> str | list[Part]:
@@ -148,12 +148,18 @@ def _content(content: object, role: str, form: ContentFormat, items: list[Item] 
     elif not isinstance(content, list):
         raise NotRendered("invalid")
     parts = _without_billing(content) if role == "system" else content
-    made = [_part(part, items) for part in parts]
+    made = [_part(part, items) for part in parts if not _is_void(part)]
     if form == "openai":
         return made
     if any(part["type"] not in ("text", "tool_reference") for part in made):
         raise NotRendered("media")  # vLLM puts the model's own placeholder somewhere into the text
-    return "\n".join(part["text"] if part["type"] == "text" else part["name"] for part in made)
+    texts = [part["text"] if part["type"] == "text" else part["name"] for part in made]
+    return "\n".join(filter(None, texts))  # an empty part leaves no empty line
+
+
+def _is_void(part: object) -> bool:
+    """Text that is not there; vLLM passes over it."""
+    return isinstance(part, dict) and part.get("type") in ("text", "refusal") and part.get(part["type"]) is None
 
 
 def _without_billing(parts: Sequence[Any]) -> list[Any]:
