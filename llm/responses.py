@@ -5,6 +5,7 @@ Several items make one message: a model's reasoning, text and function calls tha
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,14 @@ Message = dict[str, Any]
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _PARTIAL = ("in_progress", "incomplete")
 _STATUSES = (*_PARTIAL, "completed", None)
+
+# what vLLM shows the model of a tool that takes free text
+_FREE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 def chat_request(body: Body) -> dict[str, Any]:
@@ -72,15 +81,15 @@ def _add_item(item: object, messages: list[Message]) -> None:
         raise NotRendered("invalid")
     kind = item.get("type", "message")
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    if kind == "function_call":
-        call = _call(item)
+    if kind in ("function_call", "custom_tool_call"):
+        call = _call(item) if kind == "function_call" else _custom_call(item)
         if last is None:
             messages.append({"role": "assistant", "tool_calls": [call]})
         else:
             last.setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
         _add_to(last, messages, "reasoning", _reasoning(item))
-    elif kind == "function_call_output":
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         if not isinstance(item.get("call_id"), str):
             raise NotRendered("invalid")
         messages.append({"role": "tool", "content": _content(item.get("output")), "tool_call_id": item["call_id"]})
@@ -108,6 +117,15 @@ def _call(item: dict[str, Any]) -> dict[str, Any]:
         raise NotRendered("invalid")
     if item.get("namespace"):
         name = f"{item['namespace']}__{name}"
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _custom_call(item: dict[str, Any]) -> dict[str, Any]:
+    """A call whose input is free text: shown to the model as a function with one argument."""
+    name, text, call = item.get("name"), item.get("input"), item.get("call_id")
+    if not (isinstance(name, str) and isinstance(text, str) and isinstance(call, str)):
+        raise NotRendered("invalid")
+    arguments = json.dumps({"input": text}, ensure_ascii=False)
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -156,7 +174,10 @@ def _tools(tools: object) -> list[dict[str, Any]]:
         raise NotRendered("invalid")
     functions = []
     for tool in tools:
-        if not (isinstance(tool, dict) and tool.get("type") == "function"):
+        if isinstance(tool, dict) and tool.get("type") == "function":
+            functions.append({key: value for key, value in tool.items() if key != "type"})
+        elif isinstance(tool, dict) and tool.get("type") == "custom" and tool.get("format") is None:
+            functions.append({key: tool.get(key) for key in ("name", "description")} | {"parameters": _FREE_TEXT})
+        else:
             raise NotRendered("item")
-        functions.append({"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}})
-    return functions
+    return [{"type": "function", "function": function} for function in functions]

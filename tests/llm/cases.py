@@ -156,6 +156,11 @@ CHATS: list[tuple[str, Body]] = [
     chat(user(["plain", text("and part")])),
     chat(user([])),
     chat(user([text("")])),
+    chat(
+        user([text(""), text("a"), text(""), text("b")]),
+        {"role": "tool", "tool_call_id": "1", "content": [text(""), text("c")]},
+    ),
+    chat(user([text("a"), {"type": "text"}, {"type": "input_text", "text": "b"}])),
     chat({"role": "system", "content": [text("s1"), text("s2")]}, user([text(f"p{n}") for n in range(9)])),
     chat(user("x"), says([text("a"), {"type": "refusal", "refusal": "no"}])),
     chat(user("x"), says([{"type": "thinking", "thinking": "hm", "closed": True}, text("b")])),
@@ -358,6 +363,8 @@ R_WEATHER: Body = {
 ANSWER = item("message", role="assistant", content=[item("output_text", text="a"), item("output_text", text="b")])
 THOUGHT = item("reasoning", summary=[], content=[item("reasoning_text", text="hm")])
 
+PATCH = item("custom_tool_call", call_id="c9", name="patch", input="*** ü\n")
+
 RESPONSE: list[tuple[str, Body]] = [
     *(response(each) for each in TEXTS[:6]),
     response("x", instructions="Be brief."),
@@ -377,6 +384,9 @@ RESPONSE: list[tuple[str, Body]] = [
     response("x", chat_template_kwargs={"custom": "c", "x": None}),
     response([user([item("input_image", image_url="data:image/png;base64,AA==", detail="auto")])]),
     response([]),
+    response([user("x"), PATCH, PATCH | {"type": "custom_tool_call_output", "output": "done"}, user("y")]),
+    response("x", tools=[{"type": "custom", "name": "patch", "description": "Patches"}, R_WEATHER]),
+    response("x", tools=[{"type": "custom", "name": "patch"}]),
 ]
 
 ALL = [*CHATS, *ANTHROPIC, *RESPONSE]
