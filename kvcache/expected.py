@@ -7,12 +7,14 @@ count in a match, so that twins go where the first one went, and `PrefixIndex.in
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from kvcache.index import PrefixIndex
 from kvcache.replica import Replica
 from kvcache.tree import Node
+
+FEW = 64  # tickets that are over may wait for their deadlines in any case
 
 
 class Ticket:
@@ -29,6 +31,11 @@ class Ticket:
         self.stored = 0
         self.open = True  # False: cancelled, timed out, or it cannot grow any more
 
+    @property
+    def over(self) -> bool:
+        """Nothing is expected for its sake any more."""
+        return not self.open and not self.nodes
+
 
 class Expected:
     """The tickets of one index. A big prompt may be given in pieces, so that no piece stalls the caller."""
@@ -36,7 +43,13 @@ class Expected:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self._due: list[tuple[float, int, Ticket]] = []
+        self._cancelled = 0  # since those that are over were last put away
         self._order = count()
+
+    @property
+    def tickets(self) -> int:
+        """Kept: not many more than those for which something is expected."""
+        return len(self._due)
 
     def begin(self, replica: str, block_size: int, deadline: float, namespace: Hashable = None) -> Ticket:
         """A request was sent to the replica. `deadline` is on the same clock as `age`'s now."""
@@ -77,6 +90,14 @@ class Expected:
 
     def cancel(self, ticket: Ticket, now: float = 0.0) -> None:
         """The request failed, or its blocks have been announced: nothing more is expected for its sake."""
+        self._lapse(ticket, now)
+        self._cancelled += 1
+        if self._cancelled > FEW + len(self._due) // 2:  # deadlines are far off, and requests many
+            self._due = [entry for entry in self._due if not entry[2].over]
+            heapify(self._due)
+            self._cancelled = 0
+
+    def _lapse(self, ticket: Ticket, now: float) -> None:
         ticket.open = False
         replica = ticket.replica
         if self.index.replicas.get(replica.name) is replica:
@@ -97,7 +118,7 @@ class Expected:
         gone = 0
         while self._due and self._due[0][0] <= now:
             ticket = heappop(self._due)[2]
-            if ticket.nodes or ticket.open:
-                self.cancel(ticket, now)
+            if not ticket.over:
+                self._lapse(ticket, now)
                 gone += 1
         return gone

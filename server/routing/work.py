@@ -39,8 +39,9 @@ class Work:
         job = Job(tokens, kv)
         self.queued += tokens
         self.kv += kv
-        heappush(self._due, (due, next(_order), job))
-        self.next_due = self._due[0][0]
+        if tokens:
+            heappush(self._due, (due, next(_order), job))
+            self.next_due = self._due[0][0]
         return job
 
     def expire(self, now: float) -> None:

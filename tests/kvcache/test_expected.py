@@ -252,3 +252,19 @@ def test_an_engine_without_events_that_restarts_holds_nothing() -> None:
     inferred.drop("a")
     index.tidy(10)
     check(index)
+
+
+def test_tickets_that_are_over_do_not_wait_for_their_deadlines() -> None:
+    """Deadlines are minutes away, and requests many."""
+    index, expected = two()
+    standing = expected.begin("a", BLOCK, deadline=900)
+    expected.extend(standing, blocks(PROMPT))
+    for n in range(2000):
+        ticket = expected.begin("ab"[n % 2], BLOCK, deadline=n % 800)
+        expected.extend(ticket, blocks(PROMPT))
+        expected.cancel(ticket)
+        assert expected.tickets < 200
+    assert index.in_flight(index.match(text(PROMPT)), "a") == 6
+    assert expected.age(899) == 0
+    assert expected.age(900) == 1
+    assert (expected.tickets, index.match(text(PROMPT)).tokens) == (0, {})

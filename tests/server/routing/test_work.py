@@ -29,6 +29,16 @@ def test_an_unseen_first_token_is_taken_to_have_come_when_it_is_due() -> None:
     assert (work.queued, work.kv) == (7, 7)
 
 
+def test_a_prompt_that_is_held_whole_stands_in_nobodys_way() -> None:
+    work = Work()
+    whole = work.begin(0, 50, due=900.0)
+    job = work.begin(100, 150, due=901.0)
+    work.computed(job)
+    assert work.next_due == NEVER
+    work.end(whole)
+    assert work.kv == 150
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["begin", "computed", "end", "expire"]), st.integers(0, 20), st.integers(0, 5)),
