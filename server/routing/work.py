@@ -56,7 +56,7 @@ class Work:
         if job.tokens:
             self._compute(job)
             if job is self._due[0][2]:
-                self.expire(0.0)  # it, and those behind it that are computed
+                self.expire(-NEVER)  # it, and those behind it that are computed
 
     def end(self, job: Job) -> None:
         """It is over, one way or another. May be called again."""
