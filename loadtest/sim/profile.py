@@ -148,4 +148,13 @@ def presets() -> dict[str, Profile]:
     return found
 
 
-CPU = Profile("cpu:smollm2", "measured", weights_s=0.024, token_s=0.00055, kv_tokens=46_592, block_size=32)
+CPU = Profile(
+    "cpu:smollm2",
+    "measured",
+    weights_s=0.024,
+    token_s=0.00066,
+    kv_tokens=46_592,
+    block_size=32,
+    max_batched_tokens=2048,
+    max_seqs=128,
+)
