@@ -4,6 +4,7 @@ with prefix caching off and on; then a report. It stops what it started, however
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvgate.commands.interrupt import sigterm_interrupts
 from kvgate.commands.loadtest import execute
@@ -24,7 +26,7 @@ from loadtest.plan import Plan, Shape, make_plan
 from loadtest.progress import Progress
 from loadtest.run import Runner
 from loadtest.schedule import ClosedLoop
-from server.engines.launch import free_port
+from server.engines.launch import RunningEngine, free_port
 from server.engines.local import EngineRequest, start_engine
 from server.engines.log import log_tail
 from server.engines.progress import StartProgress
@@ -32,6 +34,7 @@ from server.engines.progress import StartProgress
 ORDER: tuple[Arm, ...] = ("off", "on", "on", "off")
 IN_FLIGHT = 8
 READY_SECONDS = 60.0
+SELF_TEST_SECONDS = 60.0
 DRAIN_SECONDS = 10.0
 
 # One request at a time: a prefix of about 3,000 tokens, whole in blocks of 32 as well as of 16
@@ -63,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
             log_path=out / "engine.log",
             progress=StartProgress(sys.stderr, "engine"),
         ) as engine,
-        gateway(engine.url, out / "gateway.log") as url,
+        gateway(engine, out / "gateway.log") as url,
     ):
         progress.note(f"gateway: {url} before {engine.model} on {engine.url}")
+        progress.note(_self_test(url))  # its requests to the engine must be over before counters are read
         plan = demo_plan()
         runner = Runner(
             plan,
@@ -81,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
             if engine.alive():
                 raise
             raise SetupError(f"the engine ended during the load test, {engine.exit_text()}") from error
+        ledger = _get(url, "/kv/ledger")
+        (out / "ledger.json").write_text(json.dumps(ledger, indent=2) + "\n")
+        progress.note(_ledger_line(ledger))
     progress.note(f"demo: {time.monotonic() - began:.0f} s in all (measured); engine and gateway are stopped")
     return code
 
@@ -90,11 +97,13 @@ def demo_plan() -> Plan:
 
 
 @contextmanager
-def gateway(engine_url: str, log: Path) -> Iterator[str]:
+def gateway(engine: RunningEngine, log: Path) -> Iterator[str]:
     """A gateway before the engine, as a process of its own; its base URL once it is ready. SIGTERM at the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "kvgate", "serve", "--engine", engine_url, "--port", str(port)]
+    command = [sys.executable, "-m", "kvgate", "serve", "--engine", engine.url, "--port", str(port)]
+    if engine.events is not None:
+        command += ["--kv-events", f"{engine.url.removeprefix('http://')}={engine.events.setting()}"]
     # settings of the user's shell, such as a host or a key file, are for their gateway and not for this one
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVGATE_")}
     with log.open("wb") as stream:
@@ -128,6 +137,31 @@ def _ready(url: str) -> bool:
         return False
     except OSError:
         return False
+
+
+def _get(url: str, path: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url + path, timeout=10.0) as answer:  # noqa: S310 - http, built here
+        body: dict[str, Any] = json.load(answer)
+    return body
+
+
+def _self_test(url: str) -> str:
+    """What the gateway's test of the engine gave, once it is over."""
+    deadline = time.monotonic() + SELF_TEST_SECONDS
+    while (verdict := _get(url, "/kv/replicas")["replicas"][0]["self_test"]) is None:
+        if time.monotonic() > deadline:
+            raise SetupError(f"the gateway did not test the engine within {SELF_TEST_SECONDS:g} s: see gateway.log")
+        time.sleep(0.1)
+    if verdict["problem"]:
+        return f"self-test: {verdict['problem']}"
+    return f"self-test: announced = predicted = delivered = {verdict['delivered_tokens']} tokens"
+
+
+def _ledger_line(ledger: dict[str, Any]) -> str:
+    names = ("prompt", "available", "routed", "delivered")
+    prompt, *held = (sum(row[f"{name}_tokens"] for row in ledger["rows"]) for name in names)
+    could, routed, hit = (f"{n:,}" for n in held)
+    return f"ledger: of {prompt:,} prompt tokens {could} could have hit, {routed} were routed to hit, {hit} hit"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -25,7 +25,7 @@ from llm.prompt import Unrendered
 from llm.tokenizer import BytesPerToken
 from server.ledger.feeds import EventFeeds
 from server.ledger.forecast import Forecast
-from server.ledger.selftest import SelfTest
+from server.ledger.selftest import SelfTest, Verdict
 from server.ledger.shelf import Shelf, Speller, parse_folders
 from server.ledger.sources import EventSources
 from server.ledger.tokeniser import Tokeniser
@@ -171,6 +171,8 @@ class Ledger:
         if known.up_since is None:
             known.up_since, known.tested, replica.self_test = now, False, None
         speller = self._shelf.speller(replica.models)
+        if speller is None and replica.self_test is None and (why := self._shelf.why_not(replica.models)):
+            replica.self_test = Verdict(problem=why).report()
         patient = not known.followed and now - known.up_since < EVENTS_SECONDS
         if known.tested or speller is None or patient or replica.block_size is None:
             return

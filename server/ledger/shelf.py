@@ -74,6 +74,7 @@ class Shelf:
         self._spellers: dict[str, Speller] = {}
         self._roots: dict[str, str] = {}  # the folder that each was opened from, or failed to open from
         self._served: dict[str, Served] = {}
+        self._why_not: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, served: str) -> Served | None:
@@ -83,6 +84,10 @@ class Shelf:
     def speller(self, models: Mapping[str, Mapping[str, Any]]) -> Speller | None:
         """Of the engine that serves these."""
         return next((served.speller for name in models if (served := self._served.get(name)) is not None), None)
+
+    def why_not(self, models: Mapping[str, Mapping[str, Any]]) -> str:
+        """Why the prompts of the engine that serves these cannot be known; empty if they can, or it is not known yet."""
+        return next((why for name in models if (why := self._why_not.get(name)) is not None), "")
 
     def learn(self, models: Mapping[str, Mapping[str, Any]]) -> None:
         """An engine serves these: entries of its /v1/models by name."""
@@ -113,14 +118,17 @@ class Shelf:
                 )
             model = await asyncio.to_thread(open_model, Path(root))
         except KvgateError as error:
-            logger.warning("prompts of %s are not known before the engine has them: %s", name, error)
+            self._why_not[name] = f"prompts of {name} are not known before the engine has them: {error}"
+            logger.warning("%s", self._why_not[name])
             return
-        except Exception:  # whatever a file on disk can make the readers do; the gateway goes on without
-            logger.exception("prompts of %s are not known before the engine has them: %s could not be read", name, root)
+        except Exception as error:  # whatever a file on disk can make the readers do; the gateway goes on without
+            self._why_not[name] = f"prompts of {name} are not known: {root} could not be read ({type(error).__name__})"
+            logger.exception("%s", self._why_not[name])
             return
         how = "bytes" if model.by_bytes else f"tokens, since {model.tokenizer.why_not}"
         logger.info("prompts of %s are matched by %s", name, how)
         self._spellers[name] = Speller(model, name)
+        self._why_not.pop(name, None)
         self.learn(models)
         self._ready()
 

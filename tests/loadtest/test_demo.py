@@ -9,6 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import orjson
 import pytest
@@ -18,6 +20,7 @@ from kvgate.commands import demo
 from kvgate.errors import SetupError
 from loadtest.limits import Limits
 from loadtest.plan import Shape
+from server.engines.launch import RunningEngine
 from tests.loadtest.cache_engine import MODEL, CacheEngine
 
 
@@ -25,7 +28,7 @@ class ThreadedEngine:
     """The fake engine with a loop of its own, with what the demo uses of a RunningEngine."""
 
     def __init__(self) -> None:
-        self.fake, self.model = CacheEngine(block_size=32), MODEL
+        self.fake, self.model, self.events = CacheEngine(block_size=32), MODEL, None
         self.dead = self.stopped = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -73,8 +76,8 @@ def gateways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     real = demo.gateway
 
     @contextmanager
-    def watched(engine_url: str, log: Path) -> Iterator[str]:
-        with real(engine_url, log) as url:
+    def watched(engine: RunningEngine, log: Path) -> Iterator[str]:
+        with real(engine, log) as url:
             urls.append(url)
             yield url
 
@@ -121,7 +124,7 @@ def test_an_engine_that_dies_is_named_and_no_older_verdict_stays(
 def test_a_gateway_that_does_not_start_says_why(tmp_path: Path) -> None:
     with (
         pytest.raises(SetupError, match="the gateway ended with exit status 2") as caught,
-        demo.gateway("not a url", tmp_path / "gateway.log"),
+        demo.gateway(cast("RunningEngine", SimpleNamespace(url="not a url", events=None)), tmp_path / "gateway.log"),
     ):
         pass
     assert "gateway.log" in str(caught.value)
