@@ -6,7 +6,7 @@ BIN := .venv/bin
 # These tests wait more than they compute: four at a time keep two cores busy. The engine's share one engine, so they are one.
 FAST := $(BIN)/python -m pytest -m "not engine" --numprocesses 4 --dist worksteal
 
-.PHONY: help demo setup test test-fast check docs format bench bench-peers lock clean
+.PHONY: help demo setup test test-fast check docs format bench bench-peers bench-ledger lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ bench-peers: ## the same beside other routers; BENCH="--quick" and the like reac
 	@scripts/setup dev
 	@scripts/setup-peers
 	@$(BIN)/python -m bench peers $(BENCH)
+
+bench-ledger: ## the CPU of making prompts and of matching them, over 64 replicas
+	@scripts/setup dev
+	@scripts/setup-engine
+	@$(BIN)/python -m bench render
+	@$(BIN)/python -m bench index
 
 # Needs uv (any recent version). The locks are universal: one file for Linux and macOS, Python 3.11 to 3.13.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url
