@@ -2,7 +2,7 @@
 
 Every prompt is measured once and was never seen before: it ends in text of its own, and is a new object. What its beginning
 hits is stored under a mesh of replicas, in blocks of 16 tokens (the smallest, so the most steps), inside an index with a fleet's
-worth of other blocks, so that memory is as cold as in service. The decision is a plain cost loop over all replicas.
+worth of other blocks, so that memory is as cold as in service. The choice is the policy `cost` over all replicas.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from pathlib import Path
 
 from bench import environment
 from kvcache.index import PrefixIndex
-from kvcache.match import Match
+from server.exchange.upstream import EnginePool
+from server.replica import EngineUrl, Replica
+from server.routing.asked import Asked
+from server.routing.cost import CostPolicy
 
 REPLICAS = 64
 BLOCK = 16  # tokens
@@ -30,6 +33,11 @@ AIM = {1024: 50.0, 8192: 150.0, 131072: 5000.0}  # µs, median
 LIMIT = {1024: 100.0, 8192: 500.0, 131072: 5000.0}  # µs, 99th percentile
 PROMPTS = {1024: 200, 8192: 60, 131072: 8}
 BACKGROUND = 100_000  # blocks of other prompts
+METRICS = b"""
+vllm:request_prefill_kv_computed_tokens_sum %d
+vllm:request_prefill_kv_computed_tokens_count %d
+vllm:request_prefill_time_seconds_sum %f
+"""
 OUT = Path("docs/results/index.json")
 
 
@@ -77,15 +85,26 @@ class Fleet:
 
     def __init__(self, background: int = BACKGROUND) -> None:
         self.index, self.hashes = PrefixIndex(), 1 << 40
-        self.names = [f"replica-{n}" for n in range(REPLICAS)]
         self.random = random.Random(1)
+        self.replicas = [self._replica(n) for n in range(REPLICAS)]
+        self.names = [replica.name for replica in self.replicas]
+        self.policy = CostPolicy()
         for name in self.names:
             self.index.add(name, 200_000)
         for n in range(background // 500):
             self.hold(self.random.sample(self.names, 1), text_blocks(500, f"background {n}"))
-        self.load = {
-            name: (self.random.randrange(20_000), 1 / self.random.randrange(5_000, 9_000)) for name in self.names
-        }
+
+    def _replica(self, number: int) -> Replica:
+        """One that was measured and has work."""
+        host = f"10.0.0.{number + 1}"
+        replica = Replica(EngineUrl("http", host, 8000), EnginePool(host, 8000, tls=False))
+        replica.kv_tokens, replica.kv_utilization = 200_000 * BLOCK, self.random.random() * 0.8
+        for tokens in (1, 1_000_000):
+            seconds = tokens / self.random.randrange(5_000, 9_000)
+            replica.prefill.observe(METRICS % (tokens, tokens // 1000, seconds))
+        for _ in range(8):
+            replica.work.begin(self.random.randrange(4_000), 4_000, due=float("inf"))
+        return replica
 
     def hold(self, names: Sequence[str], blocks: list[bytes]) -> None:
         for name in names:
@@ -109,14 +128,10 @@ class Fleet:
                     self.hold(self.names[8:9], [*blocks[:at], blocks[at][:width] + b"~"])
         return b"".join([*blocks, *text_blocks(3, f"tail {case} {tokens} {n}")])
 
-    def choose(self, match: Match, tokens: int) -> str:
-        """The replica with the lowest cost, in seconds to the first token."""
-        routed, best, lowest = match.tokens, "", float("inf")
-        for name, (queued, pace) in self.load.items():
-            cost = (queued + tokens - routed.get(name, 0)) * pace
-            if cost < lowest:
-                best, lowest = name, cost
-        return best
+    def choose(self, prompt: bytes, tokens: int) -> str:
+        """The replica that the prompt goes to."""
+        asked = Asked(tokens, 256, prompt=prompt, match=self.index.match(prompt))
+        return self.policy.choose(self.replicas, asked).name
 
 
 def cpu_us(work: Callable[[], object]) -> float:
@@ -136,7 +151,7 @@ def measure(fleet: Fleet, case: str, tokens: int, count: int) -> Row:
     alone = []
     for prompt in prompts[:half]:
         alone.append(cpu_us(lambda prompt=prompt: hits.append(index.match(prompt).available)))  # type: ignore[misc]
-    both = [cpu_us(lambda p=prompt: fleet.choose(index.match(p), tokens)) for prompt in prompts[half:]]  # type: ignore[misc]
+    both = [cpu_us(lambda p=prompt: fleet.choose(p, tokens)) for prompt in prompts[half:]]  # type: ignore[misc]
     return Row(
         case,
         tokens,
@@ -178,8 +193,8 @@ def markdown(rows: Sequence[Row], held: tuple[float, float], where: dict[str, ob
         "",
         f"{REPLICAS} replicas, blocks of {BLOCK} tokens, {BACKGROUND:,} other blocks in the index. Each prompt is matched once",
         "and ends in text nobody has. `all`: every replica holds the rest; `mesh`: each another part of it; `branching`: many",
-        "of its blocks have siblings of 13 lengths; `none`: nothing hits. CPU of the thread in µs; the choice is a cost loop",
-        "over all replicas.",
+        "of its blocks have siblings of 13 lengths; `none`: nothing hits. CPU of the thread in µs; the choice is the policy",
+        "`cost` over all replicas.",
         "",
         "| prompts | tokens | measured | hit share | match p50 | match + choice p50 | p99 | aim p50 | limit p99 | |",
         "|---|---|---|---|---|---|---|---|---|---|",

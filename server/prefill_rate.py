@@ -35,7 +35,16 @@ class PrefillRate:
     left out: where nearly all is cached, prefill time is the fixed cost of a step and tells nothing of the rate.
     """
 
-    __slots__ = ("_half_life", "_last", "_min_per_request", "_min_tokens", "_seconds", "_seen", "_tokens")
+    __slots__ = (
+        "_half_life",
+        "_last",
+        "_min_per_request",
+        "_min_tokens",
+        "_seconds",
+        "_seen",
+        "_tokens",
+        "tokens_per_second",
+    )
 
     def __init__(
         self,
@@ -53,12 +62,7 @@ class PrefillRate:
         """Forgets everything: another engine answers now."""
         self._last = None
         self._tokens = self._seconds = self._seen = 0.0
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        if self._seen < self._min_tokens or self._seconds <= 0:
-            return None
-        return self._tokens / self._seconds
+        self.tokens_per_second: float | None = None  # kept, since every choice of a replica asks every replica
 
     def observe(self, page: bytes) -> None:
         """Takes an engine's metrics page. The first one, and one after the counters went back, is only a beginning."""
@@ -77,6 +81,8 @@ class PrefillRate:
         self._tokens = self._tokens * keep + tokens
         self._seconds = self._seconds * keep + seconds
         self._seen += tokens
+        if self._seen >= self._min_tokens:
+            self.tokens_per_second = self._tokens / self._seconds
 
 
 def _counters(page: bytes) -> tuple[float, float, float] | None:

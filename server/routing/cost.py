@@ -36,7 +36,7 @@ class Cost(NamedTuple):
 
     seconds: float
     held: int
-    miss: int
+    miss: float
     queued: int
     rate: float
     pressure: float
@@ -53,30 +53,37 @@ class CostPolicy:
         """Of each replica, in their order."""
         return [Cost(*row) for row in self._rows(fit, asked)]
 
-    def _rows(self, fit: Sequence[Replica], asked: Asked) -> list[tuple[float, int, int, int, float, float]]:
+    def _rows(self, fit: Sequence[Replica], asked: Asked) -> list[tuple[float, int, float, int, float, float]]:
         """The fields of `Cost`. One loop without calls: with 64 replicas a call for each is as dear as the match."""
         now, prompt, most, output = self._clock(), asked.tokens, max(asked.tokens - 1, 0), asked.output
-        held_by = asked.match.tokens
-        usual = 0.0
+        held_by, weight, usual = asked.match.tokens, 1.0 + AFTER, 0.0
         rows = []
         for replica in fit:
             work = replica.work
             if work.next_due <= now:
                 work.expire(now)
-            held = min(held_by.get(replica.name, 0), most)
-            miss = prompt - int(held * replica.faith) if held else prompt
+            held, miss = 0, float(prompt)
+            if replica.name in held_by:
+                held = held_by[replica.name]
+                if held > most:
+                    held = most
+                miss -= held * replica.faith
             rate = replica.prefill.tokens_per_second
             if rate is None:
                 usual = rate = usual or usual_rate(fit)
-            used, tokens = replica.kv_utilization or 0.0, replica.kv_tokens
+            used, tokens, pressure = replica.kv_utilization or 0.0, replica.kv_tokens, 0.0
             if tokens:
-                used = max(used, work.kv / tokens) + (miss + output) / tokens
-            pressure = 0.0
+                promised = work.kv / tokens
+                if promised > used:
+                    used = promised
+                used += (miss + output) / tokens
             if used:
-                used = min(used, FULLEST)
+                if used > FULLEST:
+                    used = FULLEST
                 pressure = PRESSURE * used / (1.0 - used)
-            seconds = (work.queued + (1.0 + AFTER) * miss) / rate + pressure + RUNNING * replica.inflight
-            rows.append((seconds, held, miss, work.queued, rate, pressure))
+            queued = work.queued
+            seconds = (queued + weight * miss) / rate + pressure + RUNNING * replica.inflight
+            rows.append((seconds, held, miss, queued, rate, pressure))
         return rows
 
     def choose(self, fit: Sequence[Replica], asked: Asked) -> Replica:
@@ -86,13 +93,9 @@ class CostPolicy:
         rows = self._rows(fit, asked)
         best = min(rows)[0]
         limit = best + max(ALIKE, ALIKE_SHARE * best)
-        most, choices = -1, []
-        for replica, row in zip(fit, rows, strict=True):
-            if row[0] <= limit:
-                if row[1] > most:
-                    most, choices = row[1], [replica]
-                elif row[1] == most:
-                    choices.append(replica)
+        alike = [at for at, row in enumerate(rows) if row[0] <= limit]
+        most = max(rows[at][1] for at in alike)
+        choices = [fit[at] for at in alike if rows[at][1] == most]
         if len(choices) == 1:
             return choices[0]
         self._turn = turn = self._turn + 1
