@@ -42,8 +42,8 @@ class Patience:
 
     silence: float = 3.0  # of a replay, until it counts as unanswered
     cool_down: float = 30.0  # after an unanswered one
-    idle: float = 30.0  # without an event, until the last one is asked for, in case that later ones were lost
-    tries: int = 3  # replays in a row that bring nothing new
+    idle: float = 3.0  # without an event, until the last one is asked for, in case that later ones were lost
+    tries: int = 3  # replays in a row that bring nothing new, or that an idle engine does not answer
 
 
 class Outcome(Enum):
@@ -56,7 +56,8 @@ class Outcome(Enum):
 class Stream:
     """One engine's events, from its endpoint into a feed. `replays` bounds those under way in this process.
 
-    on_gap: called for each run of missing batches, whether a replay brings them or not.
+    on_gap: called for each run of missing batches, whether a replay brings them or not. on_restart: called when the engine's
+    process is seen to be another one.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Stream:
         replays: asyncio.Semaphore,
         on_gap: Callable[[], None] = lambda: None,
         patience: Patience | None = None,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self.endpoint = endpoint
         self.feed = feed
@@ -76,11 +78,14 @@ class Stream:
         self._pace = pace
         self._replays = replays
         self._on_gap = on_gap
+        self._on_restart = on_restart
         self._patience = patience or Patience()
         self._sequence = Sequence()
         self._whole = False  # every batch from the first one on was taken
         self._owed = False  # a replay was not answered: what was missed may still be had
         self._look_at = float("inf")  # loop time, seconds: when to ask what was missed
+        self._idle = False  # nothing but silence is the reason to ask then
+        self._unanswered = 0  # such questions, in a row
         self._silent_until = 0.0
         feed.doubt("its events are not known yet")
 
@@ -94,7 +99,7 @@ class Stream:
                 await readable((live, monitor), self._seconds_left())
                 self._look_at_connection(monitor)
                 if self.connected and self._seconds_left() == 0:
-                    await self._catch_up()
+                    await self._catch_up(idle=self._idle)
                 await self._drain(live)
         finally:
             live.disable_monitor()
@@ -118,7 +123,8 @@ class Stream:
                 if self.was_connected and self.endpoint.replay is None:
                     self._lose()  # nobody can tell what was published in between
                 self.connected = self.was_connected = True
-                self._look_at = self._now()  # what was published in between is missing, or all that was published
+                # What was published in between is missing, or all that was published; and another process may answer now
+                self._look_at, self._idle, self._silent_until = self._now(), False, 0.0
             elif event == DISCONNECTED:
                 self.connected = False
 
@@ -150,13 +156,17 @@ class Stream:
             self.feed.trust()
 
     async def _resolve(self, number: int, payload: bytes, verdict: Verdict) -> bool:
-        """A batch that does not follow the last one: asks for what is between. Whether the batch itself came with it."""
+        """A batch that does not follow the last one: asks for what is between. Whether nothing is left to do for it: it came
+        with the answer, or is of a process that has ended since."""
         counted = verdict is Verdict.GAP and self._sequence.last is not None
         if counted:
             self._on_gap()
+        complete = await self._catch_up(counted)
         if verdict is not Verdict.GAP:
-            self._start_over()
-        await self._catch_up(counted)
+            if not complete:
+                self._start_over()
+            elif self._sequence.verdict(number, payload) in (Verdict.OLD, Verdict.RESTARTED):
+                return True  # the engine has just told that its batches are other ones
         verdict = self._sequence.verdict(number, payload)
         if verdict not in (Verdict.NEXT, Verdict.SEEN):
             self._lose()
@@ -167,8 +177,11 @@ class Stream:
             self._whole = True
         self._sequence.take(number, payload)
         if self.endpoint.replay is not None and not self._owed:
-            self._look_at = self._now() + self._patience.idle
+            self._look_when_idle()
         await self._pace.work(self.feed.apply(payload))
+
+    def _look_when_idle(self) -> None:
+        self._look_at, self._idle = self._now() + self._patience.idle, True
 
     def _lose(self) -> None:
         """Batches are missing, and will not come."""
@@ -182,17 +195,20 @@ class Stream:
         self._whole = False
         self.feed.clear()
         self.feed.doubt("it restarted")
+        self._on_restart()
 
     # -- replays
 
-    async def _catch_up(self, counted: bool = False) -> None:
-        """Asks for what was missed, until nothing is missing or there is no more to be had. `counted`: as a gap."""
+    async def _catch_up(self, counted: bool = False, idle: bool = False) -> bool:
+        """Asks for what was missed, until nothing is missing or there is no more to be had. `counted`: as a gap. `idle`:
+        nothing is known to be missing, so the engine may be too busy to answer, a few times. Whether the engine has told all
+        that it can."""
         if self.endpoint.replay is None:
             self._look_at = float("inf")
-            return
+            return False
         if self._now() < self._silent_until:
             self._look_at = self._silent_until
-            return
+            return False
         async with self._replays:
             fruitless = 0
             while fruitless < self._patience.tries:
@@ -202,9 +218,14 @@ class Stream:
                     if self._whole:
                         self.feed.trust()
                     self._owed = False
-                    self._look_at = self._now() + self._patience.idle
-                    return
+                    self._unanswered = 0
+                    self._look_when_idle()
+                    return True
                 if outcome is Outcome.SILENT:
+                    self._unanswered += 1
+                    if idle and self._unanswered < self._patience.tries:
+                        self._look_when_idle()
+                        return False
                     break
                 if outcome is Outcome.RESTARTED:
                     self._start_over()
@@ -213,7 +234,10 @@ class Stream:
         self._owed = True
         self._whole = False
         self.feed.doubt("it does not replay its events")
+        self._unanswered = 0
+        self._idle = False
         self._silent_until = self._look_at = self._now() + self._patience.cool_down
+        return False
 
     async def _replay(self, address: str, counted: bool) -> Outcome:
         """One request, and what comes back. Replies to earlier ones never mix in: each has a socket of its own."""

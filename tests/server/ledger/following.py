@@ -30,12 +30,12 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 class Follower:
-    """`gaps`: how many were found."""
+    """`gaps`, `restarts`: how many were found."""
 
     def __init__(self, blocks: int) -> None:
         self.index = PrefixIndex()
         self.feed = Feed(self.index, "r", blocks, PackedSpeller())
-        self.gaps = 0
+        self.gaps = self.restarts = 0
         self.pace = Pace()
         self.stream: Stream
 
@@ -56,6 +56,9 @@ class Follower:
     def _gap(self) -> None:
         self.gaps += 1
 
+    def _restart(self) -> None:
+        self.restarts += 1
+
 
 @asynccontextmanager
 async def following(
@@ -65,7 +68,14 @@ async def following(
     endpoint = Endpoint(publisher.address, publisher.replay_address if replay else None)
     context: Context = zmq.Context()
     follower.stream = Stream(
-        endpoint, follower.feed, context, follower.pace, asyncio.Semaphore(1), follower._gap, patience
+        endpoint,
+        follower.feed,
+        context,
+        follower.pace,
+        asyncio.Semaphore(1),
+        follower._gap,
+        patience,
+        follower._restart,
     )
     task = asyncio.create_task(follower.stream.run())
     try:

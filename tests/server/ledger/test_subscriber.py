@@ -171,6 +171,42 @@ async def test_replays_that_are_not_answered_are_made_up_for_later(publisher: Pu
         assert follower.index.held("r") == 5
 
 
+async def test_an_engine_too_busy_to_answer_for_a_while_is_not_doubted(publisher: Publisher) -> None:
+    async with following(publisher, patience=Patience(silence=0.02, idle=0.02, tries=4)) as follower:
+        await publisher.joined()
+        publisher.publish(stored(A))
+        await follower.holds(A)
+        await follower.certain()
+        publisher.replaying = False
+        asked = len(publisher.asked)
+        await until(lambda: len(publisher.asked) >= asked + 3)
+        assert not follower.uncertain
+        publisher.replaying = True
+        publisher.lose(stored(B))
+        await follower.holds(B)
+        assert not follower.uncertain
+        publisher.replaying = False
+        await until(lambda: follower.uncertain)
+
+
+async def test_a_new_connection_is_asked_at_once(publisher: Publisher) -> None:
+    """However long the old one is not to be asked any more."""
+    async with following(publisher, patience=Patience(silence=0.02, cool_down=NEVER, idle=0.02, tries=2)) as follower:
+        await publisher.joined()
+        publisher.publish(stored(A))
+        await follower.holds(A)
+        await follower.certain()
+        publisher.replaying = False
+        await until(lambda: follower.uncertain)
+        publisher.shut()
+        await until(lambda: not follower.stream.connected)
+        publisher.restart()
+        publisher.replaying = True
+        publisher.open()
+        await follower.holds(A, 0)
+        await follower.certain()
+
+
 # -- restarts
 
 
@@ -185,6 +221,7 @@ async def test_a_restart_is_noticed_by_its_first_batch(publisher: Publisher) -> 
         await follower.holds(C)
         await follower.certain()
         assert follower.routed(A) == follower.routed(B) == 0
+        assert follower.restarts == 1
 
 
 async def test_a_restart_is_noticed_when_it_has_published_more_than_before(publisher: Publisher) -> None:
@@ -215,6 +252,7 @@ async def test_a_restart_is_noticed_before_it_publishes_anything(anywhere: Publi
         anywhere.open()
         await follower.holds(A, 0)
         await follower.certain()
+        assert follower.restarts == 1
         await anywhere.joined()
         anywhere.publish(stored(B))
         await follower.holds(B)
@@ -232,6 +270,7 @@ async def test_a_broken_connection_loses_nothing(anywhere: Publisher) -> None:
         await follower.holds(B)
         await follower.certain()
         assert follower.routed(A) == 12, "it is the same process"
+        assert follower.restarts == 0
 
 
 async def test_a_connection_that_broke_without_replays_leaves_it_uncertain(publisher: Publisher) -> None:
