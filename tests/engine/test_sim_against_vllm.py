@@ -10,19 +10,31 @@ import json
 import os
 import random
 import subprocess
+import urllib.request
+from array import array
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from llm.cache import user_cache
 from llm.smollm2 import converter, model_folder
+from loadtest.sim.asks import Model
 from loadtest.sim.blocks import Event, Removed, Stored
 from loadtest.sim.cache import KvCache
+from loadtest.sim.engine import Shape
 from loadtest.sim.events import to_wire
-from loadtest.sim.hashing import Lora
+from loadtest.sim.fleet import Fleet
+from loadtest.sim.hashing import TOKEN, BlockHash, Chain, Lora, sha256_chain
+from loadtest.sim.profile import given
+from loadtest.sim.replica import SimSettings
 from loadtest.sim.request import Request
 from loadtest.sim.scheduler import Limits, Scheduler
+from loadtest.sim.tokens import Language
+from server.engines.launch import RunningEngine
 from server.engines.local import engine_python
 
 ORACLE = Path(__file__).parents[1] / "loadtest" / "sim" / "vllm_scheduler.py"
@@ -144,3 +156,90 @@ def test_each_step_and_each_event_is_that_of_vllms_own_scheduler(folder: Path) -
     print(f"{steps} steps, {events} events, {preemptions} preemptions: all equal")
     assert preemptions > 20
     assert events > 2000
+
+
+REQUESTS, EARLY, LONG = 200, 60, 12  # the long ones, after the early ones, fill the cache
+WORDS = 3000  # ids from 1000 to this many more stand for words, none of which ends an answer
+
+
+def cache_shape(url: str) -> tuple[int, int]:
+    """(blocks, block size) of the engine at this URL, as it reports them."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    (labels,) = [s.labels for f in families for s in f.samples if s.name == "vllm:cache_config_info"]
+    return int(labels["num_gpu_blocks"]), int(labels["block_size"])
+
+
+async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[int, list[int]]:
+    """Cached tokens and the answer's token ids, once the engine holds nothing any more."""
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        done = await response.json()
+    return int(done["usage"]["prompt_tokens_details"]["cached_tokens"]), list(done["choices"][0]["token_ids"])
+
+
+class Tenants:
+    """Prompts of three tenants: new conversations that begin with one of four systems' prompts, or old ones that go on."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._salts = [f"sim-{self._random.getrandbits(64):x}-{os.urandom(4).hex()}" for _ in range(3)]
+        self._systems = [self._words(200, 600) for _ in range(4)]
+        self._talks: list[tuple[str, list[int]]] = []
+        self.turns = 0
+
+    def next(self, number: int) -> tuple[str, list[int]]:
+        """Salt and prompt of request `number`."""
+        rng = self._random
+        if EARLY <= number < EARLY + LONG:
+            return self._salts[0], self._words(2500, 3500)
+        if self._talks and rng.random() < 0.6:
+            self.turns += 1
+            salt, tokens = self._talks.pop(rng.randrange(len(self._talks)))
+        else:
+            salt, tokens = rng.choice(self._salts), rng.choice(self._systems)
+        return salt, tokens + self._words(40, 200)
+
+    def said(self, number: int, salt: str, tokens: list[int]) -> None:
+        """Prompt and answer, which a later prompt may begin with; the long ones are not taken up again."""
+        if not EARLY <= number < EARLY + LONG:
+            self._talks.append((salt, tokens))
+
+    def _words(self, least: int, below: int) -> list[int]:
+        return [1000 + self._random.randrange(WORDS) for _ in range(self._random.randrange(least, below))]
+
+
+async def test_two_hundred_requests_one_after_the_other_hit_the_same_tokens(
+    engine: RunningEngine, folder: Path
+) -> None:
+    """More than the cache holds: it is filled, and evicts.
+
+    What the engine held before is nobody's here and goes first, in whatever order: a simulator that begins empty is the same.
+    """
+    blocks, size = cache_shape(engine.url)
+    shape = Shape(given(1e7, 1e-5), size, blocks, 8192, Limits(), algorithm="sha256")
+    model = Model(engine.model, engine.model, shape.max_model_len, {})
+    settings = SimSettings(shape, model, Language.of_folder(folder))
+    tenants, results, evicted = Tenants(seed=1), [], 0
+    seen: set[BlockHash] = set()  # what a cache without end would hold
+    async with Fleet(settings) as fleet, aiohttp.ClientSession() as session:
+        simulated = fleet.replicas[0]
+        for number in range(REQUESTS):
+            salt, prompt = tenants.next(number)
+            body = {"model": engine.model, "prompt": prompt, "cache_salt": salt, "max_tokens": 1 + number % 6}
+            body |= {"temperature": 0, "return_token_ids": True, "ignore_eos": True}
+            hits, answer = await ask(session, engine.url, body)
+            mine, same = await ask(session, simulated.url, body | {"sim_output_tokens": answer})
+            assert same == answer
+            results.append((hits, mine))
+            hashes = sha256_chain(Chain(size, 0, None, None, salt), array(TOKEN, prompt + answer[:-1]))
+            endless = len(list(takewhile(seen.__contains__, hashes[: (len(prompt) - 1) // size]))) * size
+            assert hits <= endless
+            evicted += hits < endless
+            seen.update(hashes)
+            tenants.said(number, salt, prompt + answer)
+    assert [mine for _, mine in results] == [hits for hits, _ in results]
+    print(f"{sum(h for h, _ in results)} tokens hit; {tenants.turns} went on, {evicted} found less than was stored")
+    assert evicted > REQUESTS / 20
+    assert tenants.turns > REQUESTS / 4
+    assert sum(hits > 0 for hits, _ in results) > REQUESTS / 2
