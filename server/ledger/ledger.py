@@ -19,7 +19,7 @@ from kvcache.expected import Expected, Ticket
 from kvcache.index import PrefixIndex
 from kvcache.inferred import Inferred
 from kvcache.match import Match, usable
-from kvcache.spelling import Namespace, packed
+from kvcache.spelling import packed
 from kvgate.settings import Settings
 from llm.prompt import Unrendered
 from llm.tokenizer import BytesPerToken
@@ -221,7 +221,7 @@ class Ledger:
             self._left("several_prompts")
             return asked
         prompt, rendered_by = made[0], served.speller.model
-        asked.namespace = Namespace(served.lora, salt, served.speller.name)
+        asked.namespace = served.speller.namespace(served.lora, salt)
         asked.rendered, asked.speller = prompt, served.speller
         if rendered_by.by_bytes:
             first = rendered_by.spelled(prompt)[0]

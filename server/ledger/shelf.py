@@ -34,11 +34,16 @@ def parse_folders(text: str) -> dict[str, Path]:
 
 
 class Speller:
-    """How blocks of one model are spelled: server/ledger/feed.py's Speller."""
+    """How blocks of one model are spelled: server/ledger/feed.py's Speller.
 
-    def __init__(self, model: Model, name: str) -> None:
+    `name`: a served name of the model. An engine may serve it under several; their blocks lie in one tree, that of the name
+    `tree`.
+    """
+
+    def __init__(self, model: Model, name: str, tree: str = "") -> None:
         self.model = model
         self.name = name
+        self.tree = tree or name
 
     def blocks(
         self, token_ids: Sequence[int], block_size: int, media: Mapping[int, Sequence[tuple[str, int]]]
@@ -55,7 +60,7 @@ class Speller:
         return text_blocks(tokens, block_size)
 
     def namespace(self, lora: str | None, salt: str | None) -> Hashable:
-        return Namespace(lora, salt, self.name)
+        return Namespace(lora, salt, self.tree)
 
 
 class Served(NamedTuple):
@@ -72,7 +77,7 @@ class Shelf:
         self._folders = folders
         self._ready = ready
         self._spellers: dict[str, Speller] = {}
-        self._roots: dict[str, str] = {}  # the folder that each was opened from, or failed to open from
+        self._tried: dict[str, set[str]] = {}  # the folders that each was opened from, or failed to open from
         self._served: dict[str, Served] = {}
         self._why_not: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,21 +96,33 @@ class Shelf:
 
     def learn(self, models: Mapping[str, Mapping[str, Any]]) -> None:
         """An engine serves these: entries of its /v1/models by name."""
+        bases = [name for name, entry in models.items() if (entry.get("parent") or name) == name]
+        for name in bases:
+            if name not in self._spellers:
+                folder = self._folder(name, models)
+                same = [base for base in bases if self._folder(base, models) == folder] if folder else [name]
+                self._find(name, folder, same, models)
         for name, entry in models.items():
             base = entry.get("parent") or name
-            if not isinstance(base, str) or base not in models:
-                continue
-            speller = self._spellers.get(base)
-            if speller is not None:
+            if isinstance(base, str) and base in models and (speller := self._spellers.get(base)) is not None:
                 self._served[name] = Served(speller, name if base != name else None)
-            elif base == name:
-                self._open(name, models)
 
-    def _open(self, name: str, models: Mapping[str, Mapping[str, Any]]) -> None:
-        root = str(self._folders.get(name) or self._folders.get("") or models[name].get("root") or "")
-        if self._roots.get(name) == root:
+    def _folder(self, name: str, models: Mapping[str, Mapping[str, Any]]) -> str:
+        return str(self._folders.get(name) or self._folders.get("") or models[name].get("root") or "")
+
+    def _find(self, name: str, folder: str, same: Sequence[str], models: Mapping[str, Mapping[str, Any]]) -> None:
+        """A speller for `name`, among the names that an engine has for the `same` model: its blocks are the same, too."""
+        known = next((speller for base in same if (speller := self._spellers.get(base)) is not None), None)
+        if known is not None:
+            self._spellers[name] = Speller(known.model, name, known.tree)
+        elif name == same[0]:
+            self._open(name, folder, models)
+
+    def _open(self, name: str, root: str, models: Mapping[str, Mapping[str, Any]]) -> None:
+        tried = self._tried.setdefault(name, set())
+        if root in tried:
             return
-        self._roots[name] = root
+        tried.add(root)
         task = asyncio.create_task(self._load(name, root, dict(models)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,6 +142,8 @@ class Shelf:
             self._why_not[name] = f"prompts of {name} are not known: {root} could not be read ({type(error).__name__})"
             logger.exception("%s", self._why_not[name])
             return
+        if name in self._spellers:
+            return  # meanwhile it was opened from another engine's folder
         how = "bytes" if model.by_bytes else f"tokens, since {model.tokenizer.why_not}"
         logger.info("prompts of %s are matched by %s", name, how)
         self._spellers[name] = Speller(model, name)
@@ -134,8 +153,9 @@ class Shelf:
 
     def distrust(self, speller: Speller) -> None:
         """The engine makes other prompts: what is made here is good for nothing, until the model is loaded from elsewhere."""
-        self._served = {name: served for name, served in self._served.items() if served.speller is not speller}
-        self._spellers.pop(speller.name, None)
+        made = speller.model
+        self._served = {name: served for name, served in self._served.items() if served.speller.model is not made}
+        self._spellers = {name: known for name, known in self._spellers.items() if known.model is not made}
 
     async def stop(self) -> None:
         tasks = list(self._tasks)
