@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             raise SetupError(f"the engine ended during the load test, {engine.exit_text()}") from error
         ledger = _get(url, "/kv/ledger")
         (out / "ledger.json").write_text(json.dumps(ledger, indent=2) + "\n")
-        progress.note(_ledger_line(ledger))
+        progress.note(ledger_line(ledger))
     progress.note(f"demo: {time.monotonic() - began:.0f} s in all (measured); engine and gateway are stopped")
     return code
 
@@ -140,8 +140,12 @@ def _ready(url: str) -> bool:
 
 
 def _get(url: str, path: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url + path, timeout=10.0) as answer:  # noqa: S310 - http, built here
-        body: dict[str, Any] = json.load(answer)
+    """What the gateway says of itself."""
+    try:
+        with urllib.request.urlopen(url + path, timeout=10.0) as answer:  # noqa: S310 - http, built here
+            body: dict[str, Any] = json.load(answer)
+    except OSError as error:
+        raise SetupError(f"the gateway did not answer {path} ({error}): see gateway.log") from error
     return body
 
 
@@ -152,14 +156,25 @@ def _self_test(url: str) -> str:
         if time.monotonic() > deadline:
             raise SetupError(f"the gateway did not test the engine within {SELF_TEST_SECONDS:g} s: see gateway.log")
         time.sleep(0.1)
+    return f"self-test: {self_test_words(verdict)}"
+
+
+def self_test_words(verdict: dict[str, Any]) -> str:
+    """Of an engine's `self_test` in /kv/replicas."""
+    delivered = verdict["delivered_tokens"]
     if verdict["problem"]:
-        return f"self-test: {verdict['problem']}"
-    return f"self-test: announced = predicted = delivered = {verdict['delivered_tokens']} tokens"
+        return str(verdict["problem"])
+    if verdict["announced_tokens"] is None:
+        return f"delivered {delivered} tokens; what it holds is inferred, having no KV events"
+    return f"announced = predicted = delivered = {delivered} tokens"
 
 
-def _ledger_line(ledger: dict[str, Any]) -> str:
+def ledger_line(ledger: dict[str, Any]) -> str:
+    """Of /kv/ledger, in a sentence."""
     names = ("prompt", "available", "routed", "delivered")
     prompt, *held = (sum(row[f"{name}_tokens"] for row in ledger["rows"]) for name in names)
+    if not prompt:
+        return "ledger: no prompt could be matched, so nothing was predicted"
     could, routed, hit = (f"{n:,}" for n in held)
     return f"ledger: of {prompt:,} prompt tokens {could} could have hit, {routed} were routed to hit, {hit} hit"
 

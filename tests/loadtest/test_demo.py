@@ -128,3 +128,28 @@ def test_a_gateway_that_does_not_start_says_why(tmp_path: Path) -> None:
     ):
         pass
     assert "gateway.log" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ((48, 48, 48, None), "announced = predicted = delivered = 48 tokens"),
+        ((None, None, 48, None), "delivered 48 tokens; what it holds is inferred, having no KV events"),
+        ((48, 48, 0, "prefix caching is off"), "prefix caching is off"),
+    ],
+)
+def test_a_verdict_in_words(verdict: tuple[object, ...], words: str) -> None:
+    names = ("announced_tokens", "predicted_tokens", "delivered_tokens", "problem")
+    assert demo.self_test_words(dict(zip(names, verdict, strict=True))) == words
+
+
+def test_the_ledger_in_a_sentence() -> None:
+    row = {"prompt_tokens": 1200, "available_tokens": 1000, "routed_tokens": 900, "delivered_tokens": 800}
+    line = demo.ledger_line({"rows": [row, row]})
+    assert line == "ledger: of 2,400 prompt tokens 2,000 could have hit, 1,800 were routed to hit, 1,600 hit"
+    assert "no prompt" in demo.ledger_line({"rows": []})
+
+
+def test_a_gateway_that_has_gone_is_told_in_a_sentence() -> None:
+    with pytest.raises(SetupError, match="did not answer"):
+        demo._get("http://127.0.0.1:9", "/kv/ledger")
