@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf, isinf
 
 from zmq.utils.monitor import parse_monitor_message
 
@@ -21,8 +22,11 @@ from server.ledger.pace import Pace
 from server.ledger.sequence import Sequence, Verdict
 from server.ledger.sources import Endpoint
 from server.ledger.zmq_sockets import (
+    CLOSED,
+    CONNECT,
     CONNECTED,
     DISCONNECTED,
+    RETRY,
     Context,
     Socket,
     live_socket,
@@ -44,6 +48,14 @@ class Patience:
     cool_down: float = 30.0  # after an unanswered one
     idle: float = 3.0  # without an event, until the last one is asked for, in case that later ones were lost
     tries: int = 3  # replays in a row that bring nothing new, or that an idle engine does not answer
+
+
+def _events(monitor: Socket) -> set[int]:
+    """What happened to a socket's connection since the last call."""
+    found = set()
+    while (frames := received(monitor)) is not None:
+        found.add(int(parse_monitor_message(frames)["event"]))
+    return found
 
 
 class Outcome(Enum):
@@ -83,50 +95,60 @@ class Stream:
         self._sequence = Sequence()
         self._whole = False  # every batch from the first one on was taken
         self._owed = False  # a replay was not answered: what was missed may still be had
-        self._look_at = float("inf")  # loop time, seconds: when to ask what was missed
+        self._look_at = inf  # loop time, seconds: when to ask what was missed
         self._idle = False  # nothing but silence is the reason to ask then
         self._unanswered = 0  # such questions, in a row
         self._silent_until = 0.0
         feed.doubt("its events are not known yet")
 
     async def run(self) -> None:
-        """Until cancelled."""
-        live = live_socket(self._context)
-        monitor = live.get_monitor_socket(CONNECTED | DISCONNECTED)
-        try:
-            live.connect(self.endpoint.publish)
-            while True:
-                await readable((live, monitor), self._seconds_left())
-                self._look_at_connection(monitor)
-                if self.connected and self._seconds_left() == 0:
-                    await self._catch_up(idle=self._idle)
-                await self._drain(live)
-        finally:
-            live.disable_monitor()
-            monitor.close(0)
-            live.close(0)
+        """Until cancelled. Each connection has a socket of its own, so that nothing of an ended process mixes with the next."""
+        pause = RETRY[0]
+        while True:
+            live = live_socket(self._context)
+            monitor = live.get_monitor_socket(CONNECTED | DISCONNECTED | CLOSED)
+            try:
+                live.connect(self.endpoint.publish)
+                if await self._connects(monitor):
+                    pause = RETRY[0]
+                    await self._follow(live, monitor)
+            finally:
+                self.connected = False
+                live.disable_monitor()
+                monitor.close(0)
+                live.close(0)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY[1])
+
+    async def _connects(self, monitor: Socket) -> bool:
+        until = self._now() + CONNECT
+        while self._now() < until:
+            events = _events(monitor)
+            if events:
+                return events == {CONNECTED}
+            await readable((monitor,), until - self._now())
+        return False
+
+    async def _follow(self, live: Socket, monitor: Socket) -> None:
+        """Until the connection is gone."""
+        if self.was_connected and self.endpoint.replay is None:
+            self._lose()  # nobody can tell what was published in between
+        self.connected = self.was_connected = True
+        # What was published in between is missing, or all that was published; and another process may answer now
+        self._look_at, self._idle, self._silent_until = self._now(), False, 0.0
+        while DISCONNECTED not in _events(monitor):
+            if self._now() >= self._look_at:
+                await self._catch_up(idle=self._idle)
+            await self._drain(live)
+            left = self._look_at - self._now()
+            await readable((live, monitor), None if isinf(left) else left)
+        while (frames := received(live)) is not None and await self._hear_last(frames):
+            continue
 
     # -- live
 
-    def _seconds_left(self) -> float | None:
-        if not self.connected or self._look_at == float("inf"):
-            return None
-        return max(0.0, self._look_at - self._now())
-
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def _look_at_connection(self, monitor: Socket) -> None:
-        while (frames := received(monitor)) is not None:
-            event = parse_monitor_message(frames)["event"]
-            if event == CONNECTED:
-                if self.was_connected and self.endpoint.replay is None:
-                    self._lose()  # nobody can tell what was published in between
-                self.connected = self.was_connected = True
-                # What was published in between is missing, or all that was published; and another process may answer now
-                self._look_at, self._idle, self._silent_until = self._now(), False, 0.0
-            elif event == DISCONNECTED:
-                self.connected = False
 
     async def _drain(self, live: Socket) -> None:
         for _ in range(MESSAGES):
@@ -154,6 +176,17 @@ class Stream:
         await self._take(number, payload)
         if number == 0:
             self.feed.trust()
+
+    async def _hear_last(self, frames: list[bytes]) -> bool:
+        """What had come before the connection went: taken while it is in order, as another process may replay by now."""
+        try:
+            numbered = wire.numbered(frames)
+        except wire.BrokenFrame:
+            return False
+        if numbered is None or self._sequence.verdict(*numbered) is not Verdict.NEXT:
+            return numbered is not None and self._sequence.verdict(*numbered) is Verdict.SEEN
+        await self._take(*numbered)
+        return True
 
     async def _resolve(self, number: int, payload: bytes, verdict: Verdict) -> bool:
         """A batch that does not follow the last one: asks for what is between. Whether nothing is left to do for it: it came
@@ -204,7 +237,7 @@ class Stream:
         nothing is known to be missing, so the engine may be too busy to answer, a few times. Whether the engine has told all
         that it can."""
         if self.endpoint.replay is None:
-            self._look_at = float("inf")
+            self._look_at = inf
             return False
         if self._now() < self._silent_until:
             self._look_at = self._silent_until

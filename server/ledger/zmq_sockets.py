@@ -15,11 +15,12 @@ LIVE_MESSAGES = 4096  # that may wait here; more wait at the engine, or are lost
 REPLAYED_MESSAGES = 10_000  # as many as an engine keeps by default
 LARGEST_MESSAGE = 16 * 1024 * 1024  # bytes
 HEARTBEAT = 5.0  # seconds; a peer that is silent for three of them is gone
-RECONNECT = (0.1, 1.0)  # seconds between tries, at first and at most
+RETRY = (0.05, 1.0)  # seconds between tries, at first and at most
 CONNECT = 3.0  # seconds that one try may take: a host that comes back is not waited for as long as TCP would
 
 CONNECTED = zmq.Event.HANDSHAKE_SUCCEEDED
 DISCONNECTED = zmq.Event.DISCONNECTED
+CLOSED = zmq.Event.CLOSED  # a try that failed
 
 
 def live_socket(context: Context) -> Socket:
@@ -41,8 +42,7 @@ def _prepared(socket: Socket, messages: int) -> Socket:
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT * 3000))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, round(CONNECT * 1000))
-    socket.setsockopt(zmq.RECONNECT_IVL, round(RECONNECT[0] * 1000))
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, round(RECONNECT[1] * 1000))
+    socket.setsockopt(zmq.RECONNECT_IVL, -1)  # one connection for each socket
     return socket
 
 

@@ -190,11 +190,15 @@ class Publisher:
 
     def _replay(self, client: bytes, start: int) -> None:
         topic = [b"kv-events"] if self.topics else []
+        sent = 0
         for number, payload in list(self._kept):
-            if number in self.holes:
+            if number < start:
+                continue
+            if number in self.holes and sent:  # an empty queue takes the first one
                 self.holes.discard(number)
-            elif number >= start:
-                self._router.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), payload])
+                continue
+            sent += 1
+            self._router.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), payload])
         self._router.send_multipart([client, b"", *([b""] if self.topics else []), b"\xff" * 8, b""])
 
     def close(self) -> None:

@@ -44,6 +44,46 @@ def test_maps_and_arrays_say_the_same(event: Event) -> None:
     }
 
 
+# What vLLM 0.32's own KVEventBatch encodes to
+VLLM_032 = bytes.fromhex(
+    "93cb3ff8000000000000958da474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657393cfffffffffffff"
+    "ffff0102b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647396000102030405aa626c6f636b5f73697a"
+    "6502a76c6f72615f696403a66d656469756da3475055a96c6f72615f6e616d65a57374796c65aa65787472615f6b65797393"
+    "93a57374796c6592a3636174fea173c091c4020102a967726f75705f69647801b26b765f63616368655f737065635f6b696e"
+    "64ae736c6964696e675f77696e646f77bc6b765f63616368655f737065635f736c6964696e675f77696e646f77cc80aa7365"
+    "7373696f6e5f6964a17889a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657391c420070707070707"
+    "0707070707070707070707070707070707070707070707070707b1706172656e745f626c6f636b5f68617368c42008080808"
+    "08080808080808080808080808080808080808080808080808080808a9746f6b656e5f69647390aa626c6f636b5f73697a65"
+    "00a76c6f72615f6964c0a66d656469756da3435055a96c6f72615f6e616d65c0a86c6f63616c697479a54c4f43414c84a474"
+    "797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739101a66d656469756da3475055a967726f75705f69"
+    "64780083a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391c420070707070707070707070707"
+    "0707070707070707070707070707070707070707a66d656469756da753544f5241474581a474797065b0416c6c426c6f636b"
+    "73436c656172656401"
+)
+
+
+def test_what_vllm_032_publishes() -> None:
+    window, offloaded, gone, evicted, cleared = decoded(VLLM_032)
+    assert isinstance(window, Stored)
+    assert (window.block_hashes, window.parent_block_hash) == ([2**64 - 1, 1, 2], None)
+    assert (window.token_ids, window.block_size, window.medium) == ([0, 1, 2, 3, 4, 5], 2, "GPU")
+    assert (window.lora_name, window.lora_id, window.group_idx) == ("style", 3, 1)
+    assert (window.kv_cache_spec_kind, window.kv_cache_spec_sliding_window) == ("sliding_window", 128)
+    assert window.extra_keys is not None
+    assert [wire.keys(entry, "style", n == 0) for n, entry in enumerate(window.extra_keys)] == [
+        Keys("s", (("cat", -2),)),
+        Keys(),
+        Keys(embeds=("0102",)),
+    ]
+    assert isinstance(offloaded, Stored)
+    assert (offloaded.block_hashes, offloaded.token_ids, offloaded.medium) == ([b"\x07" * 32], [], "CPU")
+    assert isinstance(gone, Removed)
+    assert (gone.block_hashes, gone.group_idx) == ([1], 0)
+    assert isinstance(evicted, Removed)
+    assert (evicted.block_hashes, evicted.medium) == ([b"\x07" * 32], "STORAGE")
+    assert isinstance(cleared, Cleared)
+
+
 def test_what_is_unknown_is_passed_over() -> None:
     found = decoded(
         batch(
