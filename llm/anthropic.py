@@ -20,18 +20,16 @@ Body = Mapping[str, Any]
 Message = dict[str, Any]
 
 BILLING_HEADER = "x-anthropic-billing-header"
-_BLOCKS = frozenset(
-    [
-        "text",
-        "image",
-        "tool_use",
-        "tool_result",
-        "tool_reference",
-        "thinking",
-        "redacted_thinking",
-        "tool_addition",
-        "tool_removal",
-    ]
+_BLOCKS = (
+    "text",
+    "image",
+    "tool_use",
+    "tool_result",
+    "tool_reference",
+    "thinking",
+    "redacted_thinking",
+    "tool_addition",
+    "tool_removal",
 )
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")

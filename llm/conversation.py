@@ -181,6 +181,8 @@ def _part(part: object, items: list[Item] | None) -> Part:
     if not isinstance(part, dict):
         raise NotRendered("invalid")
     kind = part.get("type")
+    if not isinstance(kind, str):
+        raise NotRendered("invalid")
     if kind in _MEDIA:
         if items is None:
             raise NotRendered("media")
@@ -194,7 +196,7 @@ def _part(part: object, items: list[Item] | None) -> Part:
     elif kind == "tool_reference" and isinstance(part.get("name"), str):
         return {"type": "tool_reference", "name": part["name"]}
     else:
-        raise NotRendered("media" if "embeds" in str(kind) else "invalid")
+        raise NotRendered("media" if "embeds" in kind else "invalid")
     if len(part) > 2:
         made.update((key, value) for key, value in part.items() if key not in _PART_FIELDS)
     return made

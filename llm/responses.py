@@ -131,9 +131,10 @@ def _custom_call(item: dict[str, Any]) -> dict[str, Any]:
 
 def _reasoning(item: dict[str, Any]) -> str:
     """Its first text, else the first of its summary."""
-    if item.get("encrypted_content") or not isinstance(item.get("summary"), list):
+    content = item.get("content") or []
+    if item.get("encrypted_content") or not (isinstance(item.get("summary"), list) and isinstance(content, list)):
         raise NotRendered("invalid")
-    for part in [*(item.get("content") or ())[:1], *item["summary"][:1]]:
+    for part in [*content[:1], *item["summary"][:1]]:
         if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
             raise NotRendered("invalid")
         return str(part["text"])

@@ -78,8 +78,9 @@ class ModelTokenizer:
         return len(self._bytes)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids. Takes 1 ms for some 1,000 tokens and lets other threads run: for a worker thread."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids. Takes 1 ms for some 2,000 tokens, and 110 bytes of memory for each byte: for a worker thread."""
+        # a batch of one: the library's `encode` holds the interpreter's lock, and with it the event loop, until it is done
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes]:

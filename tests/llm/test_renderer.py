@@ -324,6 +324,9 @@ def test_junk_is_no_fault(route: str, junk: Any, tmp_path: Path) -> None:
         make.render(route, {"messages": [user(junk), {"role": "assistant", "content": junk, "tool_calls": junk}]})
         parts = [{"type": kind, "text": junk, "content": junk} for kind in ("text", "tool_result")]
         make.render(route, {"messages": [user(parts)]})
+        odd = [text("x"), {"type": junk}]
+        make.render(route, {"system": odd, "messages": [user(odd)]})
+        make.render(route, {"input": [{"type": "reasoning", "summary": [], "content": junk}, {"type": junk}]})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,23 @@ def test_byte_level_leaves_text_alone(text: str) -> None:
 def test_ids_are_those_of_the_library(text: str) -> None:
     made = BY_BYTES["byte level, BOS"]
     assert LOADED["byte level, BOS"].encode(text, True) == made.encode(text).ids
+
+
+def test_others_run_while_a_long_text_is_encoded() -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def encode() -> None:
+        began.set()
+        LOADED["byte level"].encode("the other " * 50_000, False)
+        over.set()
+
+    thread, turns = threading.Thread(target=encode), 0
+    thread.start()
+    began.wait()
+    while not over.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 5  # at most two where the interpreter's lock is held
 
 
 def spelled(name: str, text: str) -> str:
