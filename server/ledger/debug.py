@@ -26,8 +26,8 @@ def decision(policy: Policy | None, fit: Sequence[Replica], asked: Asked) -> byt
         return b""
     costs = sorted(zip(policy.costs(fit, asked), (replica.name for replica in fit), strict=True))[:MOST]
     parts = [
-        f"{name};cost={cost.seconds * 1e3:.3f};held={cost.held};miss={cost.miss:.0f};queued={cost.queued}"
-        f";rate={cost.rate:.0f};pressure={cost.pressure * 1e3:.3f}"
+        f"{name};cost={cost.seconds * 1e3:.3f};held={cost.held};miss={cost.miss:.0f};queued={cost.queued:.0f}"
+        f";rate={cost.rate:.0f};pressure={cost.pressure * 1e3:.3f};weight={cost.weight:.2f}"
         for cost, name in costs
     ]
     return f"x-kvgate-decision: {', '.join(parts)}\r\n".encode("ascii")

@@ -5,7 +5,8 @@ import pytest
 from kvcache.match import Match
 from server.replica import Replica
 from server.routing.asked import Asked
-from server.routing.cost import AFTER, PRESSURE, RATE, RUNNING, CostPolicy
+from server.routing.cost import AFTER, MEMORY, PRESSURE, RATE, RUNNING, SHARE, CostPolicy
+from server.routing.work import Work
 from tests.server.clock import Clock
 from tests.server.routing.fleet import replica
 
@@ -38,9 +39,9 @@ def test_the_prompt_goes_where_it_is_held() -> None:
 def test_a_hot_prefix_spreads_once_waiting_costs_more_than_computing_it() -> None:
     hot, cold = replica(1), replica(2)
     choose = policy().choose
-    hot.work.begin(1000, 0, LONG)
+    hot.work.begin(900, 0, LONG)
     assert choose([hot, cold], asked(1000, {hot: 900})) is hot  # as long as computing it, and nobody else has to wait
-    hot.work.begin(200, 0, LONG)
+    hot.work.begin(round(AFTER * 900) + 1, 0, LONG)
     assert choose([hot, cold], asked(1000, {hot: 900})) is cold
 
 
@@ -82,6 +83,55 @@ def test_new_prompts_take_turns() -> None:
     choose = policy().choose
     names = [choose(fleet, asked(prompt=b"%d" % n * 300)).name for n in range(40)]
     assert {names.count(r.name) for r in fleet} == {10}
+
+
+def test_what_should_be_computed_by_now_is_not_waited_for() -> None:
+    clock = Clock(10.0)
+    one = replica(1, rate=100.0, work=Work(clock))
+    first = one.work.begin(500, 0, LONG)
+    one.work.begin(300, 0, LONG)
+
+    def queued() -> float:
+        return CostPolicy(clock).costs([one], asked())[0].queued
+
+    assert queued() == 800
+    clock.now = 12.0
+    assert queued() == 600
+    clock.now = 40.0
+    assert queued() == 300  # of the second nothing is done before the first is
+    one.work.computed(first)
+    clock.now = 41.0
+    assert queued() == 200
+
+
+def test_what_was_computed_lately_makes_a_miss_dearer() -> None:
+    fleet = [replica(n) for n in range(1, 5)]
+    choose = policy().choose
+    first = choose(fleet, asked())
+    costs = {r.name: cost for r, cost in zip(fleet, policy().costs(fleet, asked()), strict=True)}
+    assert costs.pop(first.name).weight == 1 + AFTER * SHARE[1]
+    assert [cost.weight for cost in costs.values()] == [1 + AFTER * SHARE[0]] * 3
+    assert costs.popitem()[1].seconds == pytest.approx((1 + AFTER * SHARE[0]) * 1.0)
+
+
+def test_long_new_prompts_are_spread_by_what_they_cost_and_not_by_number() -> None:
+    fleet = [replica(n) for n in range(1, 3)]
+    choose = policy().choose
+    given = dict.fromkeys(fleet, 0)
+    for n in range(60):
+        tokens = 8000 if n % 2 else 500  # taking turns would send all long ones to the same
+        given[choose(fleet, asked(tokens))] += tokens
+    assert max(given.values()) <= 1.2 * min(given.values())
+
+
+def test_what_was_computed_long_ago_counts_no_more() -> None:
+    old, new = replica(1), replica(2)
+    old.work.lately, new.work.lately = 1000.0, 1.0
+    one = policy()
+    for _ in range(200):
+        one.choose([old, new], asked(MEMORY))
+    assert old.work.lately < 1500
+    assert 0.8 < old.work.lately / new.work.lately < 1.25
 
 
 def test_a_prompt_never_hits_its_last_token() -> None:

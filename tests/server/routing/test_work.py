@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.routing.work import NEVER, Work
+from tests.server.clock import Clock
 
 
 def test_a_job_counts_until_its_first_token_and_its_memory_until_its_end() -> None:
@@ -27,6 +28,24 @@ def test_an_unseen_first_token_is_taken_to_have_come_when_it_is_due() -> None:
     assert (work.queued, work.kv, work.next_due) == (7, 157, 20.0)
     work.end(job)
     assert (work.queued, work.kv) == (7, 7)
+
+
+def test_the_oldest_prompt_is_the_one_that_is_computed() -> None:
+    clock = Clock(1.0)
+    work = Work(clock)
+    jobs = [work.begin(size, 0, due=99.0) for size in (10, 20, 30)]
+    assert (work.front, work.since) == (10, 1.0)
+    clock.now = 2.0
+    work.computed(jobs[1])
+    assert (work.front, work.since) == (10, 1.0)
+    clock.now = 3.0
+    work.computed(jobs[0])
+    assert (work.front, work.since) == (30, 3.0)
+    work.expire(99.0)
+    assert (work.front, work.queued) == (0, 0)
+    clock.now = 100.0
+    work.begin(40, 0, due=199.0)
+    assert (work.front, work.since) == (40, 100.0)
 
 
 def test_a_prompt_that_is_held_whole_stands_in_nobodys_way() -> None:
@@ -66,6 +85,7 @@ def test_what_is_queued_is_the_sum_of_the_jobs_that_are_not_computed(steps: list
             else:
                 work.computed(job)
         assert work.queued == sum(queued.values())
+        assert work.front == next((left for left in queued.values() if left), 0)
         assert work.kv == sum(held.values())
     for job in jobs:
         work.end(job)
