@@ -74,7 +74,6 @@ class Series:
         "saved_seconds",
         "ttft",
         "unknown",
-        "unpredicted",
         "unrated",
     )
 
@@ -87,9 +86,9 @@ class Series:
         self.known = self.unknown = self.output = self.cached = 0
         self.unrated = 0  # cached tokens for which no prefill rate was known
         self.saved_seconds = 0.0
-        # Of requests whose prompt was matched and whose delivered tokens are known: prompt tokens, the three numbers, and
-        # what of the routed ones belongs to requests that counted on one still under way; then prompts that were not matched
-        self.predicted = self.available = self.routed = self.compared = self.in_flight = self.unpredicted = 0
+        # Of requests whose prompt was matched and whose delivered tokens are known, which are a part of the `known` ones: prompt
+        # tokens, available, routed and delivered ones, and those routed that belong to requests that counted on one under way
+        self.predicted = self.available = self.routed = self.compared = self.in_flight = 0
 
     def finished(self, code: int, seconds: float | None) -> None:
         """Counts the request; `seconds` is None where it never arrived whole."""
@@ -246,10 +245,24 @@ class GatewayMetrics(Collector):
         )
         yield _tokens(
             "kvgate_prefix_tokens",
-            "Prompt tokens by stage: available on some replica and routed to, as predicted; delivered, as the engine reports.",
+            "Prompt tokens by stage: available on some replica and routed to, as predicted of matched prompts; delivered of all.",
             every,
             "stage",
-            {"available": lambda s: s.available, "routed": lambda s: s.routed, "delivered": lambda s: s.cached},
+            {
+                "available": lambda s: s.available if s.predicted else None,
+                "routed": lambda s: s.routed if s.predicted else None,
+                "delivered": lambda s: s.cached,
+            },
+        )
+        yield _tokens(
+            "kvgate_matched_tokens",
+            "Of matched prompts alone: all tokens, and those delivered, to compare with the available and routed ones.",
+            every,
+            "stage",
+            {
+                "prompt": lambda s: s.predicted or None,
+                "delivered": lambda s: s.compared if s.predicted else None,
+            },
         )
         yield _tokens(
             "kvgate_saved_prefill_seconds",
@@ -275,14 +288,19 @@ def _histogram(name: str, text: str, parts: Iterable[tuple[tuple[str, str], Dist
 
 
 def _tokens(
-    name: str, text: str, every: Iterable[Series], label: str | None, values: dict[str, Callable[[Series], float]]
+    name: str,
+    text: str,
+    every: Iterable[Series],
+    label: str | None,
+    values: dict[str, Callable[[Series], float | None]],
 ) -> CounterMetricFamily:
-    """Summed over routes: what a token counts for does not depend on the path it came by."""
+    """Summed over routes: what a token counts for does not depend on the path it came by. None is unknown, and not shown."""
     sums: dict[tuple[str, ...], float] = {}
     for series in every:
         for value, count in values.items():
             key = (*series.labels[1:], value) if label else series.labels[1:]
-            sums[key] = sums.get(key, 0) + count(series)
+            if (tokens := count(series)) is not None:
+                sums[key] = sums.get(key, 0) + tokens
     family = CounterMetricFamily(name, text, labels=("model", "tenant", label) if label else ("model", "tenant"))
     for labels, total in sums.items():
         family.add_metric(labels, total)

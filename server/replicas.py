@@ -246,7 +246,6 @@ class ReplicaSet:
         self._metrics.replica_up.labels(replica.name).set(0)
         self._metrics.breaker_open.labels(replica.name).set(0)
         self._metrics.inflight.labels(replica.name).set_function(lambda: replica.inflight)
-        self._metrics.prediction_error.labels(replica.name).set_function(lambda: replica.prediction.error or 0.0)
         self._metrics.hits_missing.labels(replica.name).set_function(lambda: replica.prediction.missing)
         return replica
 

@@ -365,12 +365,8 @@ class Ledger:
                     self._infer(forecast)
         if prompt is not None and forecast.tokens not in (None, prompt):
             self._miscounted(forecast, prompt)
-        if prompt is None or delivered is None:
-            return
-        if forecast.known:
+        if forecast.known and prompt is not None and delivered is not None:
             self._judge(forecast, prompt, delivered, series)
-        else:
-            series.unpredicted += prompt
 
     def _close(self, forecast: Forecast) -> None:
         forecast.ended = True
@@ -412,6 +408,8 @@ class Ledger:
             return  # a twin was still being computed: neither right nor wrong
         prediction = replica.prediction
         prediction.judge(routed, delivered)
+        if prediction.judged == 1:  # unknown until now, and not shown
+            self._metrics.prediction_error.labels(replica.name).set_function(lambda: prediction.error or 0.0)
         replica.faith = prediction.faith
         if not prediction.uncertain and replica.name in self.index.replicas:
             self.index.learn_granularity(replica.name, forecast.routed, delivered)

@@ -7,14 +7,14 @@ from typing import Any
 
 from server.metrics import Series
 
-_FIELDS = ("predicted", "available", "routed", "compared", "in_flight", "unpredicted")
+_FIELDS = ("known", "unknown", "predicted", "available", "routed", "compared", "in_flight")
 
 
 def ledger_report(every: Iterable[Series], since: float, tenant: str | None = None) -> dict[str, Any]:
     """By model and tenant, all or one tenant's, in tokens; `since` in seconds since the epoch.
 
     The three numbers are of the same requests: those whose prompt was matched and of which the engine said what it
-    delivered. What was not is apart, as `unmatched_prompt_tokens`.
+    delivered. The others are apart: `unmatched_prompt_tokens`, and `unreported_prompt_tokens` where the engine did not say.
     """
     sums: dict[tuple[str, str], dict[str, int]] = {}
     for series in every:
@@ -41,5 +41,6 @@ def _row(model: str, tenant: str, row: dict[str, int]) -> dict[str, Any]:
         "routing_loss_tokens": row["available"] - row["routed"],
         "engine_loss_tokens": row["routed"] - row["compared"],
         "routed_behind_a_twin_tokens": row["in_flight"],
-        "unmatched_prompt_tokens": row["unpredicted"],
+        "unmatched_prompt_tokens": row["known"] - row["predicted"],
+        "unreported_prompt_tokens": row["unknown"],
     }

@@ -48,3 +48,27 @@ def test_a_request_that_never_arrived_whole_has_no_duration() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.series("/a", "m", "t").finished(499, None)
     assert samples(metrics)["kvgate_request_duration_seconds_count", (("model", "m"), ("route", "/a"))] == 0
+
+
+def test_what_was_predicted_is_comparable_and_unknown_where_nothing_was_matched() -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    for tenant, matched in (("x", True), ("y", False)):
+        series = metrics.series("/a", "m", tenant)
+        series.finished(200, 0.2)
+        series.used(Usage(100, 5, 64))
+        series.used(Usage(50, 5, 32))
+        if matched:
+            series.predicted, series.available, series.routed, series.compared = 100, 80, 70, 64
+    found = samples(metrics)
+
+    def stages(name: str, tenant: str) -> dict[str, float]:
+        return {
+            dict(labels)["stage"]: value
+            for (family, labels), value in found.items()
+            if family == name and dict(labels)["tenant"] == tenant
+        }
+
+    assert stages("kvgate_prefix_tokens_total", "x") == {"available": 80, "routed": 70, "delivered": 96}
+    assert stages("kvgate_matched_tokens_total", "x") == {"prompt": 100, "delivered": 64}
+    assert stages("kvgate_prefix_tokens_total", "y") == {"delivered": 96}
+    assert stages("kvgate_matched_tokens_total", "y") == {}
