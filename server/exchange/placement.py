@@ -21,14 +21,25 @@ class Placement:
     `unbegun`: the forecast of an attempt whose first token has not been seen; None also where nothing is forecast.
     """
 
-    __slots__ = ("_admission", "_decision", "_explains", "_forecast", "_ledger", "_replicas", "tried", "unbegun")
+    __slots__ = (
+        "_admission",
+        "_decision",
+        "_explains",
+        "_forecast",
+        "_ledger",
+        "_next_decision",
+        "_replicas",
+        "tried",
+        "unbegun",
+    )
 
     def __init__(self, replicas: ReplicaSet, ledger: Ledger | None, admission: Admission, explains: bool) -> None:
         self._replicas = replicas
         self._ledger = ledger
         self._admission = admission
         self._explains = explains
-        self._decision = b""
+        self._decision = b""  # why the present attempt is where it is
+        self._next_decision = b""  # of a pick that is not sent yet, and may not be
         self._forecast: Forecast | None = None
         self.unbegun: Forecast | None = None
         self.tried: list[Replica] = []
@@ -39,7 +50,7 @@ class Placement:
         if self._ledger is not None:
             self._ledger.look(admission.asked)
             if self._explains:
-                self._decision = decision(
+                self._next_decision = decision(
                     replicas.policy, replicas.fit_for(admission.model, self.tried), admission.asked
                 )
         return replicas.pick(admission.model, self.tried, admission.asked)
@@ -47,6 +58,7 @@ class Placement:
     def sent(self, replica: Replica) -> None:
         """An attempt there begins."""
         self.tried.append(replica)
+        self._decision = self._next_decision
         if self._ledger is not None:
             self._forecast = self.unbegun = self._ledger.sent(self._admission.asked, replica, self._admission.stream)
 
