@@ -134,7 +134,7 @@ class Gateway:
         if not served:
             return self.unavailable()
         ask: Callable[[str, dict[str, Any], str | None], Asked] | None = None
-        if ledger is not None:
+        if ledger is not None and route.computes:
 
             def ask(model: str, fields: dict[str, Any], salt: str | None) -> Asked:
                 asked = ledger.ask(route.path, model, fields, salt)

@@ -15,6 +15,7 @@ class Route:
 
     `needs`: fields that may hold what is asked, and what each may be; one of them must be there.
     `streams`: the route knows `stream`. `usage_option`: its streams tell their usage only where `stream_options` asks.
+    `computes`: its prompts are computed, and then held; where they are only counted, nothing is to be expected of them.
     """
 
     path: str
@@ -23,6 +24,7 @@ class Route:
     needs: dict[str, Kinds]
     streams: bool = True
     usage_option: bool = False
+    computes: bool = True
 
     @property
     def label(self) -> str:
@@ -46,14 +48,17 @@ ROUTES: dict[bytes, Route] = {
         Route("/v1/responses", "openai", "Response", {"input": _TEXT_OR_LIST}),
         Route("/v1/embeddings", "openai", "Embeddings", {"input": _TEXT_OR_LIST, "messages": (list,)}, streams=False),
         Route("/v1/messages", "anthropic", "Message", _MESSAGES),
-        Route("/v1/messages/count_tokens", "anthropic", "Tokens of a message", _MESSAGES, streams=False),
+        Route(
+            "/v1/messages/count_tokens", "anthropic", "Tokens of a message", _MESSAGES, streams=False, computes=False
+        ),
         Route(
             "/tokenize",
             "openai",
             "Tokens of a text or of messages",
             {"prompt": (str,), "messages": (list,)},
             streams=False,
+            computes=False,
         ),
-        Route("/detokenize", "openai", "Text of tokens", {"tokens": (list,)}, streams=False),
+        Route("/detokenize", "openai", "Text of tokens", {"tokens": (list,)}, streams=False, computes=False),
     )
 }

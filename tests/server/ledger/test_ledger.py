@@ -55,6 +55,16 @@ async def test_chats_and_messages_share_what_they_share(tmp_path: Path) -> None:
         assert second.routed == second.cached > 100
 
 
+async def test_a_prompt_that_was_only_counted_is_held_nowhere(tmp_path: Path) -> None:
+    async with stand(tmp_path) as s:
+        prompt = text("counted", 200)
+        async with s.session.post(f"{s.gateway.url}/tokenize", json={"prompt": prompt}) as counted:
+            assert (await counted.json())["count"] > 100
+            assert "x-kvgate-routed-tokens" not in counted.headers
+        first = await s.complete(prompt)
+        assert (first.routed, first.cached) == (0, 0)
+
+
 async def test_a_burst_with_one_new_prefix_is_computed_once(tmp_path: Path) -> None:
     async with stand(tmp_path, 4) as s:
         prefix = text("burst", 400)
