@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True, eq=False)
 class Forecast:
     """Tokens of the longest prefix that any replica holds, that this one holds, and the last ones of these that it holds
-    only once a request under way has been computed; in whole blocks. `known`: the prompt could be matched at all."""
+    only once a request under way has been computed; in whole blocks. `known`: the prompt could be matched at all, and something
+    tells what this replica holds."""
 
     asked: Asked
     replica: Replica

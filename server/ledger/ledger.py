@@ -255,14 +255,24 @@ class Ledger:
         """What every replica holds of it now."""
         if asked.prompt is None:
             return
-        asked.match = match = self.index.match(asked.prompt, asked.namespace)
-        asked.twins = twins = self._untokenised.shared(asked.namespace, asked.prompt)
-        if twins:
-            tokens = dict(match.tokens)
-            for replica, length in twins.items():
-                shared = asked.tokens * length // max(1, len(asked.prompt))
-                tokens[replica] = max(tokens.get(replica, 0), shared)
-            asked.match = replace(match, tokens=tokens, available=max(tokens.values()))
+        asked.match = self.index.match(asked.prompt, asked.namespace)
+        asked.twins = self._untokenised.shared(asked.namespace, asked.prompt)
+        if asked.twins:
+            asked.match = self._with_twins(asked.match, asked)
+
+    def _with_twins(self, match: Match, asked: Asked) -> Match:
+        """With what prompts on their way share beyond what is held; what adds nothing is no twin."""
+        tokens, twins = dict(match.tokens), dict[str, int]()
+        sizes = self.index.forest.trees.get(asked.namespace, ())
+        for name, length in asked.twins.items():
+            known = self.index.replicas.get(name)
+            if known is not None:
+                shared = asked.tokens * length // max(1, len(asked.prompt or b""))
+                shared -= shared % (known.block_size or min(sizes, default=1))
+                if shared > tokens.get(name, 0):
+                    tokens[name], twins[name] = shared, length
+        asked.twins = twins
+        return replace(match, tokens=tokens, available=max(tokens.values(), default=0))
 
     def sent(self, asked: Asked, replica: Replica, stream: bool) -> Forecast:
         """It goes to this replica."""
@@ -278,10 +288,9 @@ class Ledger:
         rate = replica.prefill.tokens_per_second or RATE
         due = now + (LONGEST if stream else SLACK * (replica.work.queued + miss) / rate)
         job = replica.work.begin(miss, miss + asked.output, due)
-        forecast = Forecast(
-            asked, replica, asked.match.available, routed, in_flight, asked.prompt is not None, now, job
-        )
-        if asked.prompt is not None:
+        known = asked.prompt is not None and bool(names)
+        forecast = Forecast(asked, replica, asked.match.available, routed, in_flight, known, now, job)
+        if known:
             self._expect(forecast, names)
         return forecast
 
@@ -397,7 +406,8 @@ class Ledger:
         replica = forecast.replica
         size = replica.block_size or 1
         for name in self._names(replica):
-            size = self.index.replicas[name].block_size or size
+            known = self.index.replicas[name]
+            size = known.granularity.tokens if known.granularity is not None else known.block_size or size
         available, routed = (usable(held, prompt, size) for held in (forecast.available, forecast.routed))
         series.predicted += prompt
         series.available += available
@@ -412,7 +422,7 @@ class Ledger:
             self._metrics.prediction_error.labels(replica.name).set_function(lambda: prediction.error or 0.0)
         replica.faith = prediction.faith
         if not prediction.uncertain and replica.name in self.index.replicas:
-            self.index.learn_granularity(replica.name, forecast.routed, delivered)
+            self.index.learn_granularity(replica.name, routed, delivered)
 
     def report(self) -> dict[str, Any]:
         """For people."""
