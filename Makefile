@@ -61,6 +61,12 @@ bench-ledger: ## the CPU of making prompts and of matching them, over 64 replica
 	@$(BIN)/python -m bench render
 	@$(BIN)/python -m bench index
 
+bench-fleet: ## where prompts go, on eight simulated engines beside other routers; TRACE=FILE is in Mooncake's format
+	@test -n "$(TRACE)" || { echo "make bench-fleet: name the trace, as in TRACE=conversation_trace.jsonl" >&2; exit 2; }
+	@scripts/setup dev
+	@scripts/setup-peers vllm-router sglang-router
+	@$(BIN)/python -m bench fleet --trace "$(TRACE)" $(BENCH)
+
 # Needs uv (any recent version). The locks are universal: one file for Linux and macOS, Python 3.11 to 3.13.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url
 lock: ## resolve requirements/*.lock anew

@@ -1,4 +1,4 @@
-"""python -m bench [overhead|peers|index|render|sim]: measures and writes the result.
+"""python -m bench [overhead|peers|fleet|index|render|sim]: measures and writes the result.
 
 Exit code 0 if every bar holds, 1 if one fails or is INVALID, 2 on set-up errors.
 """
@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return index.main(words[1:])
     if words[:1] == ["render"]:
         return render.main(words[1:])
+    if words[:1] == ["fleet"]:
+        from bench.fleet import command
+
+        return command.main(words[1:])
     if words[:1] == ["sim"]:
         from bench import sim
 

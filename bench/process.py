@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from bench.cpu import pinned
@@ -22,6 +22,19 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind((LOOPBACK, 0))
         return int(sock.getsockname()[1])
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that are free now."""
+    while True:
+        first = free_port()
+        with ExitStack() as taken:
+            try:
+                for port in range(first, first + count):
+                    taken.enter_context(socket.socket()).bind((LOOPBACK, port))
+            except (OSError, OverflowError):
+                continue
+            return first
 
 
 def fetch(
