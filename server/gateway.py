@@ -138,7 +138,7 @@ class Gateway:
 
             def ask(model: str, fields: dict[str, Any], salt: str | None) -> Asked:
                 asked = ledger.ask(route.path, model, fields, salt)
-                asked.tokens = asked.tokens or self.estimated_tokens(len(body))
+                asked.tokens = asked.tokens or self._guessed_tokens(model, len(body))
                 return asked
 
         elif self.replicas.policy is not None:
@@ -160,6 +160,13 @@ class Gateway:
     def estimated_tokens(self, body_bytes: int) -> int:
         """Prompt tokens of a request, for limits, before the engine has counted them. An estimate."""
         return body_bytes // BYTES_PER_TOKEN
+
+    def _guessed_tokens(self, model: str, body_bytes: int) -> int:
+        """Prompt tokens of a request whose prompt is not known: an image takes far more bytes than the model has room for."""
+        entries = self.replicas.by_model[model][0].models.values()  # all: an adapter's own entry says nothing
+        longest = max((room for entry in entries if type(room := entry.get("max_model_len")) is int), default=None)
+        guess = self.estimated_tokens(body_bytes)
+        return guess if longest is None else min(guess, longest)
 
     def listed_models(self) -> list[dict[str, Any]]:
         """What GET /v1/models lists: the engines' own entries, then the aliases of them (patterns name no model)."""
