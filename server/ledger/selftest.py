@@ -22,6 +22,7 @@ from llm.prompt import Unrendered
 from server.bodies import read_whole
 
 BLOCKS = 3
+TURNS = 8  # for a prompt to come again to the engine that has it, of those of a data-parallel server
 EVENT_SECONDS = 5.0  # that an announcement may take
 LOOK_SECONDS = 0.02
 MAX_BYTES = 4 * 1024 * 1024
@@ -125,7 +126,7 @@ class SelfTest:
             return await self._without_events(fields, count)
         announced = await self._announced(fields, usable(count, count, size))
         predicted = usable(announced, count, size)
-        _, delivered = await self._complete(fields)
+        delivered = await self._delivered(fields)
         problem = ""
         if not delivered:
             problem = "it delivered nothing of a prompt it had just computed: is prefix caching switched off?"
@@ -138,11 +139,19 @@ class SelfTest:
         return Verdict(announced, predicted, delivered, problem)
 
     async def _without_events(self, fields: dict[str, Any], count: int) -> Verdict:
-        _, delivered = await self._complete(fields)
+        delivered = await self._delivered(fields)
         if delivered:
             return Verdict(delivered=delivered)
         problem = "it delivered nothing of a prompt it had just computed: is prefix caching switched off?"
         return Verdict(delivered=delivered, problem=problem)
+
+    async def _delivered(self, fields: dict[str, Any]) -> int | None:
+        """Tokens that came from its cache, of a prompt that one of its engines has computed."""
+        for _ in range(TURNS):
+            _, delivered = await self._complete(fields)
+            if delivered:
+                break
+        return delivered
 
     async def _announced(self, fields: dict[str, Any], expected: int) -> int:
         """Tokens of the prompt's blocks that events told of, once there are as many as expected or time is up."""
