@@ -6,7 +6,7 @@ BIN := .venv/bin
 # These tests wait more than they compute: four at a time keep two cores busy. The engine's share one engine, so they are one.
 FAST := $(BIN)/python -m pytest -m "not engine" --numprocesses 4 --dist worksteal
 
-.PHONY: help demo setup test test-fast check docs format bench bench-peers bench-ledger lock clean
+.PHONY: help demo setup test test-fast check docs format bench bench-peers bench-ledger bench-fleet lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
