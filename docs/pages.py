@@ -49,7 +49,7 @@ def metrics() -> str:
     series = gateway.metrics.series("/v1/completions", "model", "default")
     series.finished(200, 1.0)
     series.used(Usage(1, 1, 1))
-    series.predicted = 1
+    series.matched = 1
     gateway.metrics.prediction_error.labels("127.0.0.1:8001")
     gateway.metrics.retries.labels("127.0.0.1:8001")
     gateway.metrics.kv_utilization.labels("127.0.0.1:8001")

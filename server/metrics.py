@@ -62,14 +62,14 @@ class Series:
         "available",
         "cached",
         "codes",
-        "compared",
         "duration",
         "in_flight",
         "known",
         "labels",
+        "matched",
+        "matched_delivered",
         "output",
         "overhead",
-        "predicted",
         "routed",
         "saved_seconds",
         "ttft",
@@ -86,9 +86,9 @@ class Series:
         self.known = self.unknown = self.output = self.cached = 0
         self.unrated = 0  # cached tokens for which no prefill rate was known
         self.saved_seconds = 0.0
-        # Of requests whose prompt was matched and whose delivered tokens are known, which are a part of the `known` ones: prompt
-        # tokens, available, routed and delivered ones, and those routed that belong to requests that counted on one under way
-        self.predicted = self.available = self.routed = self.compared = self.in_flight = 0
+        # Of matched prompts whose delivered tokens are known, a part of the `known` ones: their tokens, those available,
+        # routed and delivered, and those routed of requests that counted on one under way
+        self.matched = self.available = self.routed = self.matched_delivered = self.in_flight = 0
 
     def finished(self, code: int, seconds: float | None) -> None:
         """Counts the request; `seconds` is None where it never arrived whole."""
@@ -249,8 +249,8 @@ class GatewayMetrics(Collector):
             every,
             "stage",
             {
-                "available": lambda s: s.available if s.predicted else None,
-                "routed": lambda s: s.routed if s.predicted else None,
+                "available": lambda s: s.available if s.matched else None,
+                "routed": lambda s: s.routed if s.matched else None,
                 "delivered": lambda s: s.cached,
             },
         )
@@ -260,8 +260,8 @@ class GatewayMetrics(Collector):
             every,
             "stage",
             {
-                "prompt": lambda s: s.predicted or None,
-                "delivered": lambda s: s.compared if s.predicted else None,
+                "prompt": lambda s: s.matched or None,
+                "delivered": lambda s: s.matched_delivered if s.matched else None,
             },
         )
         yield _tokens(

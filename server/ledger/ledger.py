@@ -409,10 +409,10 @@ class Ledger:
             known = self.index.replicas[name]
             size = known.granularity.tokens if known.granularity is not None else known.block_size or size
         available, routed = (usable(held, prompt, size) for held in (forecast.available, forecast.routed))
-        series.predicted += prompt
+        series.matched += prompt
         series.available += available
         series.routed += routed
-        series.compared += delivered
+        series.matched_delivered += delivered
         if forecast.in_flight:
             series.in_flight += routed
             return  # a twin was still being computed: neither right nor wrong

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.metrics import Series
 
-_FIELDS = ("known", "unknown", "predicted", "available", "routed", "compared", "in_flight")
+_FIELDS = ("known", "unknown", "matched", "available", "routed", "matched_delivered", "in_flight")
 
 
 def ledger_report(every: Iterable[Series], since: float, tenant: str | None = None) -> dict[str, Any]:
@@ -34,13 +34,13 @@ def _row(model: str, tenant: str, row: dict[str, int]) -> dict[str, Any]:
     return {
         "model": model,
         "tenant": tenant,
-        "prompt_tokens": row["predicted"],
+        "prompt_tokens": row["matched"],
         "available_tokens": row["available"],
         "routed_tokens": row["routed"],
-        "delivered_tokens": row["compared"],
+        "delivered_tokens": row["matched_delivered"],
         "routing_loss_tokens": row["available"] - row["routed"],
-        "engine_loss_tokens": row["routed"] - row["compared"],
+        "engine_loss_tokens": row["routed"] - row["matched_delivered"],
         "routed_behind_a_twin_tokens": row["in_flight"],
-        "unmatched_prompt_tokens": row["known"] - row["predicted"],
+        "unmatched_prompt_tokens": row["known"] - row["matched"],
         "unreported_prompt_tokens": row["unknown"],
     }

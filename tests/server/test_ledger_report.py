@@ -10,7 +10,7 @@ def series(route: str, tenant: str) -> Series:
     made = Series(route, "m", tenant)
     for usage in (Usage(100, 1, 64), Usage(30, 1, 0), Usage(20, 1, 16), Usage(7, 1, None)):
         made.used(usage)
-    made.predicted, made.available, made.routed, made.compared, made.in_flight = 100, 96, 80, 64, 16
+    made.matched, made.available, made.routed, made.matched_delivered, made.in_flight = 100, 96, 80, 64, 16
     return made
 
 

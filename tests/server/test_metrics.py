@@ -58,7 +58,7 @@ def test_what_was_predicted_is_comparable_and_unknown_where_nothing_was_matched(
         series.used(Usage(100, 5, 64))
         series.used(Usage(50, 5, 32))
         if matched:
-            series.predicted, series.available, series.routed, series.compared = 100, 80, 70, 64
+            series.matched, series.available, series.routed, series.matched_delivered = 100, 80, 70, 64
     found = samples(metrics)
 
     def stages(name: str, tenant: str) -> dict[str, float]:
