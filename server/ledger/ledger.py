@@ -227,8 +227,9 @@ class Ledger:
             first = rendered_by.spelled(prompt)[0]
             assert isinstance(first, bytes)  # what comes before the first image, all of it mostly
             asked.prompt = first
+            length = len(prompt.text or "") if prompt.media else len(first)  # all of its text, whatever images make
             asked.tokens = (
-                len(prompt.ids) if prompt.ids is not None else self._ratio(served.speller.name).tokens(len(first))
+                len(prompt.ids) if prompt.ids is not None else self._ratio(served.speller.name).tokens(length)
             )
         else:
             asked.unspelled = True

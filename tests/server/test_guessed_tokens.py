@@ -1,14 +1,22 @@
 """How long a prompt is taken to be that cannot be known beforehand: by its bytes, and never longer than its model takes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from kvgate.settings import Settings
+from llm.model import open_model
 from server.admission import Admission
 from server.gateway import Gateway
+from server.ledger.ledger import Ledger
+from server.ledger.shelf import Served, Speller
+from server.metrics import GatewayMetrics
 from server.replica import EngineUrl
 from server.routes import ROUTES
+from tests.llm.test_renderer import PARTS, VISION
+from tests.llm.toys import write_folder
 
 BASE = {"id": "m", "parent": None, "max_model_len": 1000}
 ADAPTER = {"id": "style", "parent": "m", "max_model_len": None}
@@ -36,3 +44,18 @@ def test_a_guess_is_by_bytes_up_to_what_the_model_takes(
     admission = gateway.admit(ROUTES[b"/v1/completions"], gateway.identify([]), body, [])
     assert isinstance(admission, Admission)
     assert admission.asked.tokens == tokens
+
+
+def test_what_comes_after_an_image_counts(tmp_path: Path) -> None:
+    """It is matched up to there, and has to be computed all the same."""
+    folder = write_folder(tmp_path, chat_template_jinja=PARTS, **VISION)
+    ledger = Ledger(Settings(), GatewayMetrics(CollectorRegistry()), {})
+    ledger._shelf._served["m"] = Served(Speller(open_model(folder), "m"), None)
+
+    def tokens(*parts: dict[str, Any]) -> int:
+        fields = {"messages": [{"role": "user", "content": list(parts)}]}
+        return ledger.ask("/v1/chat/completions", "m", fields, None).tokens
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+    text = {"type": "text", "text": "what is to be seen there? " * 40}
+    assert tokens(text) <= tokens(image, text) < tokens(text) + 20
