@@ -15,6 +15,7 @@ from unicodedata import is_normalized
 
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+MOST_IDS = 16_000_000  # of any model; a table of what a broken file says could take all memory
 _SPACE = "▁"  # SentencePiece's sign for a space
 # Unicode's White_Space, which is what the tokenizers library strips; Python's own class has four more
 _WHITE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -125,10 +126,13 @@ _TRANSLATE = {ord(character): chr(byte) for character, byte in ALPHABET.items()}
 
 
 def byte_table(tokenizer: Tokenizer, byte_level: bool) -> list[bytes]:
-    """The bytes of each id, b"" for ids that are no token. Added tokens are their own text."""
+    """The bytes of each id, b"" for ids that are no token. Added tokens are their own text. Raises ValueError."""
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > MOST_IDS:
+        raise ValueError(f"a token has the id {size - 1}, and no model has so many")
+    table = [b""] * size
     for token, number in vocabulary.items():
         if number in added:
             table[number] = added[number].content.encode(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -206,6 +207,14 @@ def test_tokens_of_the_folder_that_the_tokenizer_lacks(tmp_path: Path) -> None:
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     toys.write_folder(tmp_path, tokenizer_json="{}")
     with pytest.raises(SetupError, match=r"tokenizer\.json is no tokenizer"):
+        open_tokenizer(open_folder(tmp_path))
+
+
+def test_an_id_past_all_reason_takes_no_memory(tmp_path: Path) -> None:
+    made = json.loads(toys.byte_level().to_str())
+    made["model"]["vocab"]["far"] = 2**32 - 1
+    toys.write_folder(tmp_path, tokenizer_json=json.dumps(made))
+    with pytest.raises(SetupError, match="has the id 4294967295"):
         open_tokenizer(open_folder(tmp_path))
 
 
