@@ -10,6 +10,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -18,6 +19,7 @@ import uvicorn
 
 from kvgate.errors import SetupError, UsageError
 from kvgate.settings import Settings
+from server.access_log import AccessLog
 from server.app import create_app
 from server.exchange.protocol import ClientConnection
 from server.gateway import Gateway
@@ -119,15 +121,25 @@ def check_tls(settings: Settings) -> None:
         ) from None
 
 
+def check_settings(settings: Settings) -> None:
+    """Raises UsageError for a setting with which the gateway would not start, whatever its engines are."""
+    _build(replace(settings, access_log="off"), ["http://127.0.0.1:1"])
+    AccessLog(settings.access_log).close()
+
+
+def _build(settings: Settings, engines: list[str]) -> Gateway:
+    if settings.log_level not in _LEVELS:
+        raise UsageError(f"--log-level {settings.log_level!r} is not one of {', '.join(_LEVELS)}")
+    check_tls(settings)
+    return Gateway.build(settings, engines)
+
+
 def run_gateway(settings: Settings, engines: list[str]) -> int:
     """Serves until SIGTERM or SIGINT, then lets running requests finish within `drain_timeout`. 0 after an orderly end.
 
     Raises UsageError for a bad setting and SetupError where the port cannot be had.
     """
-    if settings.log_level not in _LEVELS:
-        raise UsageError(f"--log-level {settings.log_level!r} is not one of {', '.join(_LEVELS)}")
-    check_tls(settings)
-    gateway = Gateway.build(settings, engines)
+    gateway = _build(settings, engines)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # uvicorn's own lines carry request targets, whose query strings users type into
     logging.getLogger("uvicorn").setLevel(logging.ERROR)

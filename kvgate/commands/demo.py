@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgate.commands.interrupt import sigterm_interrupts
-from kvgate.commands.loadtest import execute
+from kvgate.commands.loadtest import execute, make_folder
 from kvgate.errors import SetupError
 from loadtest.client import Target
 from loadtest.limits import Limits
@@ -57,7 +57,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     out: Path = args.out
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     progress, began = Progress.on_stderr(), time.monotonic()
     with (
         sigterm_interrupts(),

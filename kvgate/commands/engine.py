@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -65,10 +66,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_start_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", metavar="FILE", type=Path, help="the engine's log (default: in your cache directory)")
-    parser.add_argument("--start-timeout", metavar="SECONDS", type=float, default=600.0, help="default 600")
+    parser.add_argument("--start-timeout", metavar="SECONDS", type=_seconds, default=600.0, help="default 600")
 
 
-def engine_request(args: argparse.Namespace, port: str, host: str = "127.0.0.1") -> EngineRequest:
+def engine_request(
+    args: argparse.Namespace, port: str, host: str = "127.0.0.1", port_flag: str = "--port"
+) -> EngineRequest:
     """The parsed flags as a request. Raises UsageError that names the flag."""
     if args.profile == "gpu" and args.model is None:
         raise UsageError("--model is missing: profile gpu needs a model folder or a hub id, such as --model org/name")
@@ -80,7 +83,7 @@ def engine_request(args: argparse.Namespace, port: str, host: str = "127.0.0.1")
         profile=args.profile,
         model=args.model,
         served_name=args.served_model_name,
-        port=_port(port, "--port"),
+        port=_port(port, port_flag),
         host=host,
         max_model_len=None if args.max_model_len is None else parse_tokens(args.max_model_len, "--max-model-len"),
         kv_bytes=None if args.kv_memory is None else parse_bytes(args.kv_memory, "--kv-memory"),
@@ -127,6 +130,16 @@ def run_engine(args: argparse.Namespace) -> int:
             print("engine: stopping", file=sys.stderr)
             return 0
         raise SetupError(f"the engine ended by itself, {engine.exit_text()}")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 def _port(text: str, flag: str) -> int:

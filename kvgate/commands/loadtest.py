@@ -62,10 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
 def execute(runner: Runner, plan: Plan, limits: Limits, out: Path, *, as_json: bool) -> int:
     """Run, judge, and write plan.jsonl, samples.jsonl, result.json and report.html into `out`. Returns the exit code."""
-    write_plan(plan, out / "plan.jsonl")
-    for name in ("samples.jsonl", "result.json", "report.html"):
-        # a run that ends early must not leave an older one's verdict behind
-        (out / name).unlink(missing_ok=True)
+    try:
+        write_plan(plan, out / "plan.jsonl")
+        for name in ("samples.jsonl", "result.json", "report.html"):
+            # a run that ends early must not leave an older one's verdict behind
+            (out / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
     started = datetime.now(UTC)
     done = asyncio.run(runner.run())
     document = result.build(done, limits, started)
@@ -79,6 +82,18 @@ def execute(runner: Runner, plan: Plan, limits: Limits, out: Path, *, as_json: b
         print(table.render(document))
         print(f"\n{out / 'report.html'}")
     return 0 if document["valid"] else 1
+
+
+def make_folder(out: Path) -> None:
+    """Of the results. Raises UsageError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+
+
+def _unwritable(out: Path, error: OSError) -> UsageError:
+    return UsageError(f"--out {out} cannot be written ({error.strerror}): name a folder of yours")
 
 
 def _target_flags(parser: argparse.ArgumentParser) -> None:

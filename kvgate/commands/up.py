@@ -20,6 +20,7 @@ from server.engines.launch import RunningEngine, check_port
 from server.engines.local import EngineRequest, start_engine
 from server.engines.machine import share_of_cores, usable_cores
 from server.engines.progress import StartProgress
+from server.run import check_settings
 
 LOOK_SECONDS = 0.5
 MOST_ENGINES = 64
@@ -42,8 +43,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(args: argparse.Namespace) -> int:
     settings = read_settings(args)
     requests = engine_requests(args)
+    check_settings(settings)  # before half a minute of starting an engine
     if settings.port:
-        check_port(settings.host, settings.port)  # before half a minute of starting an engine
+        check_port(settings.host, settings.port)
     with sigterm_interrupts(), ExitStack() as running:
         engines: list[RunningEngine] = []
         for number, request in enumerate(requests):
@@ -89,7 +91,7 @@ def engine_requests(args: argparse.Namespace) -> list[EngineRequest]:
         )
     if count > 1 and (args.log is not None or args.kv_events_port is not None):
         raise UsageError("--log and --kv-events-port name one engine's: leave them out with --engines above 1")
-    first = engine_request(args, args.engine_port)
+    first = engine_request(args, args.engine_port, port_flag="--engine-port")
     cores = usable_cores()
     return [
         replace(first, port=first.port + i if first.port else 0, cores=share_of_cores(cores, i, count))

@@ -157,6 +157,14 @@ def test_print_json_is_the_command_and_nothing_else(capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out) == document
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_a_start_takes_a_while(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--start-timeout", seconds])
+    assert ended.value.code == 2
+    assert f"{seconds} is not a number above 0" in capsys.readouterr().err
+
+
 def test_print_never_shows_a_token(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert main(["engine", "print", "--profile", "gpu", "--model", "org/name"]) == 0
@@ -180,8 +188,16 @@ def test_print_never_shows_a_token(capsys: pytest.CaptureFixture[str], monkeypat
         (["engine", "print", "--profile", "gpu", "--model", "m", "stray"], "'stray' is not a flag"),
         (["up", "--profile", "gpu", "--model", "m", "--engines", "2"], "--engines: with profile gpu"),
         (["up", "--engines", "none"], "--engines none: give a number"),
+        (["up", "--engine-port", "70000"], "--engine-port 70000: give a port number"),
+        (["up", "--policy", "none"], "--policy 'none' is not one of"),
+        (["up", "--log-level", "loud"], "--log-level 'loud' is not one of"),
+        (["up", "--access-log", "/dev/null/log"], "--access-log /dev/null/log"),
+        (["demo", "--out", "/dev/null/out"], "--out /dev/null/out cannot be written"),
     ],
 )
-def test_mistakes_are_named(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named_before_an_engine_starts(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVGATE_ENGINE_PYTHON", "/dev/null/python")
     assert main(words) == 2
     assert sentence in capsys.readouterr().err
