@@ -89,6 +89,8 @@ class Renderer:
             return tuple(work(body))
         except NotRendered as outcome:
             return Unrendered(outcome.reason)
+        except RecursionError:  # nested deeper than anything that reads it
+            return Unrendered("invalid")
 
     def _messages(self, body: Body) -> list[Prompt]:
         return self._chat(

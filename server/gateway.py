@@ -101,7 +101,7 @@ class Gateway:
         credentials = Credentials(_read_key(settings.engine_key_file), guarded=bool(settings.key_file))
         ledger = Ledger(settings, metrics, credentials.headers) if settings.policy == "cost" else None
         if ledger is not None:
-            replicas.on_learn, replicas.on_gone = ledger.learn, ledger.drop
+            replicas.on_learn, replicas.on_gone, replicas.on_restart = ledger.learn, ledger.drop, ledger.restarted
         metrics.watch_queue(lambda: queues.waiting, queues.oldest_age)
         return cls(
             settings,
@@ -137,7 +137,7 @@ class Gateway:
         if ledger is not None and route.computes:
 
             def ask(model: str, fields: dict[str, Any], salt: str | None) -> Asked:
-                asked = ledger.ask(route.path, model, fields, salt)
+                asked = ledger.ask(route.path, model, fields, salt, len(body))
                 asked.tokens = asked.tokens or self._guessed_tokens(model, len(body))
                 return asked
 

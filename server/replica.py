@@ -78,6 +78,7 @@ class Replica:
     work: Work = field(default_factory=Work)
     prediction: Prediction = field(default_factory=Prediction)
     faith: float = 1.0  # `prediction.faith`, for the policy's loop
+    started: float | None = None  # seconds since the epoch: its process, as last told
     self_test: dict[str, Any] | None = None  # None while it was not tested
     name: str = field(init=False)
     header: bytes = field(init=False)  # the line that names it in an answer

@@ -65,6 +65,7 @@ class ReplicaSet:
         self.by_model: dict[str, list[Replica]] = {}
         self.on_add: Callable[[Replica], None] = _nobody
         self.on_learn: Callable[[Replica], None] = _nobody  # it answered, and said which models it serves
+        self.on_restart: Callable[[Replica], None] = _nobody  # its metrics show another process
         self.on_gone: Callable[[Replica], None] = _nobody
         self.on_doubt: Callable[[Replica], None] = _nobody  # something should look at it now
         self.on_capacity: Callable[[], None] = _nobody  # it may have risen
@@ -160,6 +161,12 @@ class ReplicaSet:
         if known.keys() != models.keys():
             self._index()
         self.on_learn(replica)
+
+    def dated(self, replica: Replica, started: float | None) -> None:
+        """Notes when its process began, in seconds since the epoch; None is unknown."""
+        before, replica.started = replica.started, started or replica.started
+        if before is not None and started is not None and started != before:
+            self.on_restart(replica)
 
     def began(self, replica: Replica) -> None:
         """The first byte of a good answer is here. Not needed, but a long answer then closes a breaker at its beginning."""

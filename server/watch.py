@@ -22,6 +22,7 @@ _KV_USAGE = re.compile(rb"\nvllm:(?:kv|gpu)_cache_usage_perc(?:\{[^}\n]*\})? ([0
 _CACHE_CONFIG = re.compile(rb"\nvllm:cache_config_info\{(.*)\} [0-9.eE+-]+$", re.MULTILINE)
 _BLOCKS = re.compile(rb'(?:^|,)num_gpu_blocks="([0-9]+)"')
 _BLOCK_SIZE = re.compile(rb'(?:^|,)block_size="([0-9]+)"')
+_STARTED = re.compile(rb"\nprocess_start_time_seconds ([0-9.eE+]+)$", re.MULTILINE)
 _MAX_BYTES = 8 * 1024 * 1024
 # A busy engine may keep a health check waiting (it tokenises long prompts in the same loop): silence once is no death
 SILENT_CHECKS = 3
@@ -45,6 +46,12 @@ def kv_shape(page: bytes) -> tuple[int | None, int | None]:
         return None, None
     blocks, size = _BLOCKS.search(config[1]), _BLOCK_SIZE.search(config[1])
     return (int(blocks[1]) or None) if blocks else None, (int(size[1]) or None) if size else None
+
+
+def process_start(page: bytes) -> float | None:
+    """When the engine's process began, in seconds since the epoch; None where its metrics do not say."""
+    found = _STARTED.search(page)
+    return float(found[1]) if found else None
 
 
 class Watcher:
@@ -165,6 +172,7 @@ class Watcher:
             used = kv_utilization(page)
             replica.kv_blocks, replica.block_size = blocks, size = kv_shape(page)
             replica.kv_tokens = blocks * size if blocks and size else None
+            self._replicas.dated(replica, process_start(page))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             logger.debug("%s: no metrics: %s", replica.name, error)
             used = None

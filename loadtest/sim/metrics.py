@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from time import time
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -49,6 +50,7 @@ class Metrics(Collector):
     def __init__(self, model: str, max_model_len: int, info: Mapping[str, object], scheduler: Scheduler) -> None:
         self.finished = dict.fromkeys(FINISHES, 0)
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
+        self._started = time()  # seconds since the epoch
         self.late_s = 0.0  # what steps took beyond their time: this machine was too slow for the profile
         tokens = [base * 10**power for power in range(8) for base in (1, 2, 5) if base * 10**power <= max_model_len]
         self.iteration = Histogram("iteration_tokens_total", "Tokens in an engine step.", ITERATION)
@@ -105,6 +107,7 @@ class Metrics(Collector):
         )
         info.add_metric(tuple(self._info.values()), 1)
         yield info
+        yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process.", self._started)
         yield CounterMetricFamily("sim:late_seconds", "Seconds that steps took beyond their profile.", self.late_s)
 
     def _gauge(self, name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:

@@ -1,4 +1,7 @@
-"""Where one request goes: the choice of a replica for each attempt, and what is expected there."""
+"""Where one request goes: the choice of a replica for each attempt, and what is expected there.
+
+The ledger only makes a choice better: a fault in it is told, and the request goes on as if nothing were known of it.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +50,27 @@ class Placement:
     def pick(self) -> Replica | None:
         """The replica to try next, by what is held now; None if there is none."""
         admission, replicas = self._admission, self._replicas
-        if self._ledger is not None:
-            self._ledger.look(admission.asked)
-            if self._explains:
-                self._next_decision = decision(
-                    replicas.policy, replicas.fit_for(admission.model, self.tried), admission.asked
-                )
+        ledger = self._ledger
+        if ledger is not None:
+            try:
+                ledger.look(admission.asked)
+                if self._explains:
+                    fit = replicas.fit_for(admission.model, self.tried)
+                    self._next_decision = decision(replicas.policy, fit, admission.asked)
+            except Exception:  # noqa: BLE001 - told by `note`
+                ledger.faults.note("looking a prompt up")
         return replicas.pick(admission.model, self.tried, admission.asked)
 
     def sent(self, replica: Replica) -> None:
         """An attempt there begins."""
         self.tried.append(replica)
         self._decision = self._next_decision
-        if self._ledger is not None:
-            self._forecast = self.unbegun = self._ledger.sent(self._admission.asked, replica, self._admission.stream)
+        ledger, admission = self._ledger, self._admission
+        if ledger is not None:
+            try:
+                self._forecast = self.unbegun = ledger.sent(admission.asked, replica, admission.stream)
+            except Exception:  # noqa: BLE001 - told by `note`
+                ledger.faults.note("predicting what is delivered")
 
     def lines(self) -> list[bytes]:
         """Headers of the answer."""
@@ -77,12 +87,21 @@ class Placement:
 
     def failed(self) -> None:
         """The present attempt came to nothing; another one may follow."""
-        if self._ledger is not None and self._forecast is not None:
-            self._ledger.failed(self._forecast)
-            self._forecast = self.unbegun = None
+        self._let_go(None)
 
     def end(self, usage: Usage, series: Series) -> None:
         """The request is over; what the engine said of tokens."""
-        if self._ledger is not None and self._forecast is not None:
-            self._ledger.end(self._forecast, usage, series)
-            self._forecast = self.unbegun = None
+        self._let_go((usage, series))
+
+    def _let_go(self, outcome: tuple[Usage, Series] | None) -> None:
+        ledger, forecast = self._ledger, self._forecast
+        if ledger is None or forecast is None:
+            return
+        self._forecast = self.unbegun = None
+        try:
+            if outcome is None:
+                ledger.failed(forecast)
+            else:
+                ledger.end(forecast, *outcome)
+        except Exception:  # noqa: BLE001 - told by `note`
+            ledger.faults.note("comparing what was delivered")

@@ -65,7 +65,8 @@ class EventFeeds:
     engine replays. `speller_for` is asked now and then, and another speller than before begins the replica anew.
 
     on_change: called with the replica after a batch of its events was applied, when it becomes certain or uncertain, and
-    when its `names` change. An entry of the index with one of these names is fed here alone.
+    when its `names` change. An entry of the index with one of these names is fed here alone. on_restart: called when events
+    show that the replica's process (or that of one of its ranks) is another one.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class EventFeeds:
         sources: EventSources,
         metrics: GatewayMetrics,
         patience: Patience | None = None,
+        on_restart: Callable[[Replica], None] = lambda replica: None,
     ) -> None:
         self.index = index
         self._speller_for = speller_for
         self._on_change = on_change
+        self._on_restart = on_restart
         self._sources = sources
         self._metrics = metrics
         self._patience = patience
@@ -233,7 +236,16 @@ class EventFeeds:
             name = replica.name if not followed.ranks else f"{replica.name}#{number}"
             feed = Feed(self.index, name, blocks, speller, lambda: self._on_change(replica))
             feed.clear()  # whatever was inferred until now
-            stream = Stream(endpoint, feed, self._context, self._pace, self._replays, gaps.inc, self._patience)
+            stream = Stream(
+                endpoint,
+                feed,
+                self._context,
+                self._pace,
+                self._replays,
+                gaps.inc,
+                self._patience,
+                lambda: self._on_restart(replica),
+            )
             task = asyncio.create_task(stream.run())
             task.add_done_callback(lambda task: self._ended(task, followed))
             followed.ranks[number] = _Rank(stream, feed, task, asyncio.get_running_loop().time())

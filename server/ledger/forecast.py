@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvcache.expected import Ticket
+from server.ledger.untokenised import Entry
 from server.routing.asked import Asked
 from server.routing.work import Job
 
@@ -28,6 +29,7 @@ class Forecast:
     sent_at: float
     job: Job
     ticket: Ticket | None = None
+    entry: Entry | None = None  # among the prompts that are not tokenised yet
     tokens: int | None = None  # of the prompt, as counted here
     ended: bool = False
     spelled: bool = False  # its blocks are all known

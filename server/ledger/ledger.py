@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any
-
-import aiohttp
 
 from kvcache.expected import Expected, Ticket
 from kvcache.index import PrefixIndex
 from kvcache.inferred import Inferred
-from kvcache.match import Match, usable
-from kvcache.spelling import packed
+from kvcache.match import NOTHING, Match, usable
 from kvgate.settings import Settings
-from llm.prompt import Unrendered
-from llm.tokenizer import BytesPerToken
+from server.ledger.asking import Asking
+from server.ledger.faults import Faults
 from server.ledger.feeds import EventFeeds
 from server.ledger.forecast import Forecast
-from server.ledger.selftest import SelfTest, Verdict
 from server.ledger.shelf import Shelf, Speller, parse_folders
 from server.ledger.sources import EventSources
 from server.ledger.tokeniser import Tokeniser
+from server.ledger.trials import Trials
 from server.ledger.untokenised import Entry, Untokenised
 from server.metrics import GatewayMetrics, Series
 from server.replica import Replica
@@ -38,25 +35,13 @@ from server.usage import Usage
 
 logger = logging.getLogger("kvgate")
 
-OUTPUT = 256  # tokens that a request is taken to generate where it sets no limit; an estimate for KV pressure only
 ANNOUNCED = 2.0  # s that events may take after a request ended; then what they did not confirm is expected no more
+SOON = 0.25  # s that they take mostly; so long something is expected of a prompt that is not even tokenised by then
 LONGEST = 900.0  # s after which nothing is expected of a request any more
 SLACK = 1.5  # times the time that a prompt should take, until it counts as computed unseen
 TICK = 0.5  # s between two roundups
-EVENTS_SECONDS = 3.0  # that an engine's events may take to be followed once it is up, before it is tested without them
-TEST_SECONDS = 60.0  # for one request of the self-test: a busy engine lets it wait
 SLICE = 128  # blocks told to the index at once
 TIDY = 2048  # blocks of dropped replicas put away in each
-
-
-@dataclass(slots=True)
-class _Known:
-    """A replica. followed: its events are. up_since: monotonic seconds, None while it is down. tested: since then."""
-
-    followed: bool = False
-    up_since: float | None = None
-    tested: bool = False
-    testing: asyncio.Task[None] | None = None
 
 
 class Ledger:
@@ -65,20 +50,31 @@ class Ledger:
     def __init__(self, settings: Settings, metrics: GatewayMetrics, engine_headers: Mapping[str, str]) -> None:
         """`engine_headers` go with the gateway's own requests to engines."""
         self.index = PrefixIndex()
+        self.faults = Faults()
         self._expected = Expected(self.index)
         self._inferred = Inferred(self._expected)
         self._shelf = Shelf(parse_folders(settings.tokenizer), self._opened)
-        self._tokeniser = Tokeniser()
+        self._tokeniser = Tokeniser(self.faults)
+        self._asking = Asking(self._shelf, self._tokeniser, self.faults)
+        self._trials = Trials(
+            self._speller_of,
+            lambda replica: self._shelf.why_not(replica.models),
+            self._probed,
+            self._recovered,
+            self._shelf.distrust,
+            engine_headers,
+            self.faults,
+        )
         self._untokenised = Untokenised()
         self._spelling: set[asyncio.Task[None]] = set()
         self._metrics = metrics
         self._sources = EventSources.parse(settings.kv_events)
         self._feeds: EventFeeds | None = None
-        self._replicas: dict[Replica, _Known] = {}
-        self._engine_headers = engine_headers
-        self._session: aiohttp.ClientSession | None = None
-        self._per_token: dict[str, BytesPerToken] = {}  # by model
-        self._unrendered: dict[str, int] = {}  # requests by reason
+        self._replicas: set[Replica] = set()
+        self._away: frozenset[str] = (
+            frozenset()
+        )  # entries of the index whose replicas are down: nobody can have what they hold
+        self._barren: frozenset[str] = frozenset()  # those that deliver nothing: nobody is to count on what they hold
         self._miscounts = 0
         self._ticking: asyncio.Task[None] | None = None
 
@@ -86,22 +82,16 @@ class Ledger:
 
     async def start(self) -> None:
         self._feeds = EventFeeds(
-            self.index, lambda replica: self._shelf.speller(replica.models), self._changed, self._sources, self._metrics
+            self.index, self._speller_of, self._changed, self._sources, self._metrics, on_restart=self.restarted
         )
-        for replica in self._replicas:
-            self._feeds.add(replica)
-        timeout = aiohttp.ClientTimeout(total=TEST_SECONDS)
-        self._session = aiohttp.ClientSession(headers=self._engine_headers, timeout=timeout)
         self._ticking = asyncio.create_task(self._tick())
 
     async def stop(self) -> None:
-        tasks = {known.testing for known in self._replicas.values()} | self._spelling | {self._ticking}
-        running = [task for task in tasks if task is not None]
+        running = [*self._spelling, *(() if self._ticking is None else (self._ticking,))]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        await self._trials.stop()
         if self._feeds is not None:
             await self._feeds.stop()
         await self._shelf.stop()
@@ -109,35 +99,51 @@ class Ledger:
 
     # -- replicas come and go
 
-    def add(self, replica: Replica) -> None:
-        """From now on its events are followed, if it has any."""
-        if replica not in self._replicas:
-            self._replicas[replica] = _Known()
-            if self._feeds is not None:
-                self._feeds.add(replica)
-
     def drop(self, replica: Replica) -> None:
         """It is gone for good, and so is what it held."""
-        known = self._replicas.pop(replica, None)
-        if known is None:
+        if replica not in self._replicas:
             return
-        if known.testing is not None:
-            known.testing.cancel()
+        self._replicas.discard(replica)
+        self._trials.drop(replica)
         if self._feeds is not None:
             self._feeds.drop(replica)
         self._inferred.drop(replica.name, monotonic())
+        self._weigh()
 
     def learn(self, replica: Replica) -> None:
-        """It answered, and said which models it serves."""
-        self.add(replica)
+        """It answered, and said which models it serves. Not yet `up`: it is new, or came back."""
+        if replica not in self._replicas:
+            self._replicas.add(replica)
+            self._trials.add(replica)
+            if self._feeds is not None:
+                self._feeds.add(replica)
+        elif not replica.up:
+            self._trials.anew(replica)
+            self._forget_inferred(replica)
         self._shelf.learn(replica.models)
         if self._feeds is not None:
             self._feeds.wake(replica)
 
+    def restarted(self, replica: Replica) -> None:
+        """Another process answers in its place, with an empty cache; its health checks may never have noticed."""
+        if replica in self._replicas:
+            logger.info("%s restarted", replica.name)
+            self._trials.anew(replica)
+            self._forget_inferred(replica)
+            replica.prediction.forgive()
+            self._weigh()
+
+    def _forget_inferred(self, replica: Replica) -> None:
+        if self._inferred.knows(replica.name):
+            self.index.clear(replica.name, monotonic())
+
+    def _speller_of(self, replica: Replica) -> Speller | None:
+        return self._shelf.speller(replica.models)
+
     def _opened(self) -> None:
+        assert self._feeds is not None
         for replica in self._replicas:
-            if self._feeds is not None:
-                self._feeds.wake(replica)
+            self._feeds.wake(replica)
 
     def _changed(self, replica: Replica) -> None:
         """A batch of its events was applied, or whether it has any changed."""
@@ -147,119 +153,69 @@ class Ledger:
         names = self._feeds.names(replica)
         if names:
             self._inferred.release(replica.name)
-        self._replicas[replica].followed = bool(names)
+        self._trials.follows(replica, bool(names))
         replica.prediction.uncertain = any(self.index.uncertain(name) for name in names)
         replica.faith = replica.prediction.faith
+
+    def _recovered(self, replica: Replica) -> None:
+        """Its self-test passed, so its hits may be counted on again."""
+        replica.prediction.forgive()
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Whose blocks are not to be counted on."""
+        self._away = frozenset(n for r in self._replicas if not r.up for n in self._entries(r))
+        self._barren = frozenset(n for r in self._replicas if r.prediction.missing for n in self._entries(r))
+        for replica in self._replicas:
+            replica.faith = replica.prediction.faith
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            now = monotonic()
-            self._expected.age(now)
-            self._inferred.age(now)
-            self.index.tidy(TIDY, now)
-            for replica, known in self._replicas.items():
-                self._look_after(replica, known, now)
+            try:
+                self._round_up(monotonic())
+            except Exception:  # noqa: BLE001 - told by `note`
+                self.faults.note("looking after the index")
 
-    def _look_after(self, replica: Replica, known: _Known, now: float) -> None:
-        """Begins the self-test of an engine that has come up."""
-        if not replica.up:
-            known.up_since = None
-            if self._inferred.knows(replica.name):
-                self.index.clear(replica.name, now)  # whatever comes back may be another process
-            return
-        if known.up_since is None:
-            known.up_since, known.tested, replica.self_test = now, False, None
-        speller = self._shelf.speller(replica.models)
-        if speller is None and replica.self_test is None and (why := self._shelf.why_not(replica.models)):
-            replica.self_test = Verdict(problem=why).report()
-        patient = not known.followed and now - known.up_since < EVENTS_SECONDS
-        if known.tested or speller is None or patient or replica.block_size is None:
-            return
-        known.tested = True
-        known.testing = asyncio.create_task(self._test(replica, speller, known.followed))
+    def _round_up(self, now: float) -> None:
+        self._expected.age(now)
+        self._inferred.age(now)
+        self.index.tidy(TIDY, now)
+        self._trials.look_after(now)
+        self._weigh()
 
-    async def _test(self, replica: Replica, speller: Speller, followed: bool) -> None:
-        assert self._session is not None
-        assert replica.block_size is not None
-        own = set(self._names(replica))
-
-        def match(fields: dict[str, Any]) -> Match:
-            asked = self.ask("/v1/completions", speller.name, fields, fields["cache_salt"])
-            self.look(asked)
-            tokens = {name: held for name, held in asked.match.tokens.items() if name in own}
-            return Match(tokens, max(tokens.values(), default=0))
-
-        url, size = str(replica.url), replica.block_size
-        verdict = await SelfTest(self._session, url, speller.name, speller.model, size, match, followed).run()
-        replica.self_test = verdict.report()
-        if verdict.strange:
-            self._shelf.distrust(speller)
-        if verdict.problem:
-            logger.warning("self-test of %s: %s", replica.name, verdict.problem)
-        elif followed:
-            logger.info(
-                "self-test of %s: announced = predicted = delivered = %d tokens", replica.name, verdict.delivered
-            )
-        else:
-            logger.info("self-test of %s: it delivers, and is inferred, having no KV events", replica.name)
+    def _probed(self, replica: Replica, speller: Speller, fields: dict[str, Any]) -> Match:
+        """What this replica holds of a completion."""
+        asked = self.ask("/v1/completions", speller.name, fields, fields["cache_salt"])
+        if asked.prompt is None:
+            return NOTHING
+        match = self.index.match(asked.prompt, asked.namespace)
+        return _without(match, match.tokens.keys() - set(self._entries(replica)))
 
     # -- a request
 
-    def ask(self, route: str, model: str, fields: Mapping[str, Any], salt: str | None) -> Asked:
-        """What can be known of a request whose body says `fields`, for the served `model`; `salt` is what the engine gets."""
-        asked = Asked(output=_output(fields))
-        served = self._shelf.of(model)
-        if served is None:
-            self._left("no_model")
-            return asked
-        made = served.speller.model.render(route, fields)
-        if isinstance(made, Unrendered):
-            self._left(made.reason)
-            return asked
-        if len(made) != 1:
-            self._left("several_prompts")
-            return asked
-        prompt, rendered_by = made[0], served.speller.model
-        asked.namespace = served.speller.namespace(served.lora, salt)
-        asked.rendered, asked.speller = prompt, served.speller
-        if rendered_by.by_bytes:
-            first = rendered_by.spelled(prompt)[0]
-            assert isinstance(first, bytes)  # what comes before the first image, all of it mostly
-            asked.prompt = first
-            length = len(prompt.text or "") if prompt.media else len(first)  # all of its text, whatever images make
-            asked.tokens = (
-                len(prompt.ids) if prompt.ids is not None else self._ratio(served.speller.name).tokens(length)
-            )
-        else:
-            asked.unspelled = True
-        return asked
+    def ask(self, route: str, model: str, fields: Mapping[str, Any], salt: str | None, size: int = 0) -> Asked:
+        """What can be known of a request whose body of `size` bytes says `fields`, for the served `model`; `salt` is what the
+        engine gets. Never raises."""
+        return self._asking.ask(route, model, fields, salt, size)
 
     async def spell(self, asked: Asked) -> None:
-        """Makes known the prompt of a model that is matched by tokens; without a word where that fails."""
-        assert asked.speller is not None
-        assert asked.rendered is not None
-        ids = await self._tokeniser.tokens(asked.speller.model, asked.rendered)
-        if ids is not None:
-            asked.prompt, asked.tokens = packed(ids), len(ids)
-
-    def _left(self, reason: str) -> None:
-        self._unrendered[reason] = self._unrendered.get(reason, 0) + 1
-
-    def _ratio(self, model: str) -> BytesPerToken:
-        known = self._per_token.get(model)
-        if known is None:
-            known = self._per_token[model] = BytesPerToken()
-        return known
+        """Makes known the prompt of an `unspelled` request; without a word where that fails."""
+        await self._asking.spell(asked)
 
     def look(self, asked: Asked) -> None:
         """What every replica holds of it now."""
         if asked.prompt is None:
             return
-        asked.match = self.index.match(asked.prompt, asked.namespace)
+        match = self.index.match(asked.prompt, asked.namespace)
         asked.twins = self._untokenised.shared(asked.namespace, asked.prompt)
         if asked.twins:
-            asked.match = self._with_twins(asked.match, asked)
+            match = self._with_twins(match, asked)
+        if self._away:
+            match = _without(match, self._away)
+        asked.held = asked.match = match
+        if self._barren:
+            asked.match = _without(match, self._barren)
 
     def _with_twins(self, match: Match, asked: Asked) -> Match:
         """With what prompts on their way share beyond what is held; what adds nothing is no twin."""
@@ -276,35 +232,40 @@ class Ledger:
         return replace(match, tokens=tokens, available=max(tokens.values(), default=0))
 
     def sent(self, asked: Asked, replica: Replica, stream: bool) -> Forecast:
-        """It goes to this replica."""
+        """It goes to this replica. Nothing is left behind where this raises."""
         now = monotonic()
-        names = self._names(replica)
         routed = in_flight = 0
+        names = self._names(replica)
         for name in names:
-            held = asked.match.tokens.get(name, 0)
+            held = asked.held.tokens.get(name, 0)
             if held > routed:
                 routed = held
-                in_flight = held if name in asked.twins else self.index.in_flight(asked.match, name)
+                in_flight = held if name in asked.twins else self.index.in_flight(asked.held, name)
         miss = max(0, asked.tokens - int(routed * replica.faith))
         rate = replica.prefill.tokens_per_second or RATE
         due = now + (LONGEST if stream else SLACK * (replica.work.queued + miss) / rate)
         job = replica.work.begin(miss, miss + asked.output, due)
         known = asked.prompt is not None and bool(names)
-        forecast = Forecast(asked, replica, asked.match.available, routed, in_flight, known, now, job)
+        forecast = Forecast(asked, replica, asked.held.available, routed, in_flight, known, now, job)
         if known:
-            self._expect(forecast, names)
+            try:
+                self._expect(forecast, names)
+            except BaseException:
+                self.failed(forecast)
+                raise
         return forecast
 
-    def _names(self, replica: Replica) -> tuple[str, ...]:
-        """Its entries in the index."""
+    def _entries(self, replica: Replica) -> tuple[str, ...]:
+        """Its entries in the index, as far as there are any."""
         names = self._feeds.names(replica) if self._feeds is not None else ()
-        if names:
+        return names or ((replica.name,) if self._inferred.knows(replica.name) else ())
+
+    def _names(self, replica: Replica) -> tuple[str, ...]:
+        """Its entries in the index; one is made for an engine without events."""
+        names = self._entries(replica)
+        if names or replica.kv_blocks is None or replica not in self._replicas:
             return names
-        if replica.name not in self.index.replicas or not self._inferred.knows(replica.name):
-            blocks = replica.kv_blocks
-            if blocks is None:
-                return ()
-            self._inferred.add(replica.name, blocks)
+        self._inferred.add(replica.name, replica.kv_blocks)
         return (replica.name,)
 
     def _expect(self, forecast: Forecast, names: tuple[str, ...]) -> None:
@@ -316,35 +277,42 @@ class Ledger:
         size = self.index.replicas[name].block_size or replica.block_size
         if not size:
             return
-        forecast.ticket = self._expected.begin(name, size, forecast.sent_at + LONGEST, asked.namespace)
+        forecast.ticket = ticket = self._expected.begin(name, size, forecast.sent_at + LONGEST, asked.namespace)
         assert asked.prompt is not None
-        entry = self._untokenised.add(asked.namespace, asked.prompt, name)  # now: its twin may be next
-        task = asyncio.get_running_loop().create_task(self._spell(forecast, forecast.ticket, size, entry))
+        forecast.entry = entry = self._untokenised.add(asked.namespace, asked.prompt, name)  # now: its twin may be next
+        task = asyncio.get_running_loop().create_task(self._spell(forecast, ticket, size, entry))
         self._spelling.add(task)
         task.add_done_callback(self._spelling.discard)
 
     async def _spell(self, forecast: Forecast, ticket: Ticket, size: int, entry: Entry) -> None:
         """Tells the index the prompt's blocks, a few at a time so that requests go on in between."""
-        asked = forecast.asked
-        assert asked.prompt is not None
-        assert asked.rendered is not None
-        assert asked.speller is not None
-        model, name = asked.speller.model, asked.speller.name
         try:
-            made = await self._tokeniser.blocks(model, asked.rendered, size)
-            if made is not None:
-                forecast.tokens, blocks = made
-                if model.by_bytes:
-                    self._ratio(name).learn(len(asked.prompt), forecast.tokens)
-                for at in range(0, len(blocks), SLICE):
-                    if at:
-                        await asyncio.sleep(0)
-                    self._expected.extend(ticket, blocks[at : at + SLICE], monotonic())
+            await self._tell_blocks(forecast, ticket, size)
+        except Exception:  # noqa: BLE001 - told by `note`
+            self.faults.note("telling the index of a prompt")
+            self._expected.cancel(ticket, monotonic())
         finally:
             self._untokenised.remove(entry)
         forecast.spelled = True
         if forecast.settled is not None:
             self._infer(forecast)
+
+    async def _tell_blocks(self, forecast: Forecast, ticket: Ticket, size: int) -> None:
+        asked = forecast.asked
+        assert asked.prompt is not None
+        assert asked.rendered is not None
+        assert asked.speller is not None
+        model, name = asked.speller.model, asked.speller.name
+        made = await self._tokeniser.blocks(model, asked.rendered, size)
+        if made is None:
+            return
+        forecast.tokens, blocks = made
+        if model.by_bytes:
+            self._asking.ratio(name).learn(len(asked.prompt), forecast.tokens)
+        for at in range(0, len(blocks), SLICE):
+            if at:
+                await asyncio.sleep(0)
+            self._expected.extend(ticket, blocks[at : at + SLICE], monotonic())
 
     def first_token(self, forecast: Forecast) -> None:
         """The prompt is computed."""
@@ -353,8 +321,7 @@ class Ledger:
     def failed(self, forecast: Forecast) -> None:
         """The attempt came to nothing: nothing is expected of it."""
         self._close(forecast)
-        if forecast.ticket is not None:
-            self._expected.cancel(forecast.ticket, monotonic())
+        self._expect_no_more(forecast)
 
     def end(self, forecast: Forecast, usage: Usage, series: Series) -> None:
         """The answer ended; what the engine said of tokens."""
@@ -364,9 +331,9 @@ class Ledger:
         ticket, prompt, delivered = forecast.ticket, usage.prompt, usage.cached
         if ticket is not None:
             now = monotonic()
-            known = self._replicas.get(forecast.replica)
-            if known is not None and known.followed:
-                asyncio.get_running_loop().call_later(ANNOUNCED, self._expected.cancel, ticket, now + ANNOUNCED)
+            if self._trials.followed(forecast.replica):
+                wait = ANNOUNCED if forecast.spelled else SOON  # or what was evicted since would be expected anew
+                asyncio.get_running_loop().call_later(wait, self._expect_no_more, forecast)
             elif prompt is None:
                 self._expected.cancel(ticket, now)
             else:
@@ -377,6 +344,12 @@ class Ledger:
             self._miscounted(forecast, prompt)
         if forecast.known and prompt is not None and delivered is not None:
             self._judge(forecast, prompt, delivered, series)
+
+    def _expect_no_more(self, forecast: Forecast) -> None:
+        if forecast.ticket is not None:
+            self._expected.cancel(forecast.ticket, monotonic())
+        if forecast.entry is not None:
+            self._untokenised.remove(forecast.entry)
 
     def _close(self, forecast: Forecast) -> None:
         forecast.ended = True
@@ -418,10 +391,13 @@ class Ledger:
             series.in_flight += routed
             return  # a twin was still being computed: neither right nor wrong
         prediction = replica.prediction
+        was_missing = prediction.missing
         prediction.judge(routed, delivered)
         if prediction.judged == 1:  # unknown until now, and not shown
             self._metrics.prediction_error.labels(replica.name).set_function(lambda: prediction.error or 0.0)
         replica.faith = prediction.faith
+        if prediction.missing != was_missing:
+            self._weigh()
         if not prediction.uncertain and replica.name in self.index.replicas:
             self.index.learn_granularity(replica.name, routed, delivered)
 
@@ -430,17 +406,17 @@ class Ledger:
         return {
             "blocks": self.index.forest.blocks,
             "blocks_limit": self.index.limit,
-            "unrendered_requests": dict(sorted(self._unrendered.items())),
+            "unrendered_requests": dict(sorted(self._asking.unrendered.items())),
             "prompts_not_tokenised": self._tokeniser.left_out,
             "prompts_miscounted": self._miscounts,
-            "bytes_per_token": {name: round(ratio.ratio, 3) for name, ratio in self._per_token.items()},
+            "bytes_per_token": self._asking.ratios(),
+            "faults": self.faults.count,
         }
 
 
-def _output(fields: Mapping[str, Any]) -> int:
-    """Tokens that it may generate, up to what is usual."""
-    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = fields.get(name)
-        if type(value) is int:
-            return max(0, min(value, OUTPUT))
-    return OUTPUT
+def _without(match: Match, names: Collection[str]) -> Match:
+    """As if these replicas held nothing."""
+    if match.tokens.keys().isdisjoint(names):
+        return match
+    tokens = {name: held for name, held in match.tokens.items() if name not in names}
+    return replace(match, tokens=tokens, available=max(tokens.values(), default=0))

@@ -35,6 +35,11 @@ class Prediction:
         """By how much to multiply what the replica is thought to hold."""
         return self.trust * UNCERTAIN if self.uncertain else self.trust
 
+    def forgive(self) -> None:
+        """It delivers again, or another process does: what was learnt of it counts no more."""
+        self.trust = 1.0
+        self._barren = 0
+
     def judge(self, predicted: int, delivered: int) -> None:
         """One finished request."""
         self.judged += 1

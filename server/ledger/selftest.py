@@ -87,7 +87,7 @@ class SelfTest:
         except Refused as error:
             return Verdict(problem=f"the engine did not answer the probe: {error}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return Verdict(problem=f"the engine did not answer the probe: {error or type(error).__name__}")
+            return Verdict(problem=f"the engine did not answer the probe: {str(error) or type(error).__name__}")
 
     async def _compare_prompts(self) -> str:
         """Where prompts made here are not those of the engine; empty if they all are."""

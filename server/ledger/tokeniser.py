@@ -1,56 +1,77 @@
-"""Tokenises prompts off the request path, one after the other, for what needs the borders of blocks nobody has announced."""
+"""Works on prompts off the event loop: tokenises them, one after the other, for what needs the borders of blocks nobody has
+announced, and renders those that would hold up other requests."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kvcache.spelling import packed_blocks, text_blocks
+from kvcache.spelling import packed, packed_blocks, text_blocks
 from llm.model import Model
 from llm.prompt import Prompt
-
-logger = logging.getLogger("kvgate")
+from server.ledger.faults import Faults
 
 WAITING_BYTES = 32 * 1024 * 1024  # of prompts; what comes on top is left out, and seen when the engine announces it
+WAITING_REQUESTS = 64  # for their own prompt; who comes on top goes by load
 
 Result = TypeVar("Result")
 
 
 class Tokeniser:
-    """One thread. `left_out` counts prompts that were not tokenised because too much waited. Not to be used after `stop`."""
+    """Two threads: requests that wait for their prompt do not wait for the blocks of others. `left_out` counts prompts that were
+    not tokenised because too much waited. Not to be used after `stop`."""
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "kvgate-tokenise")
-        self._waiting = 0
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._later = ThreadPoolExecutor(1, "kvgate-tokenise")
+        self._soon = ThreadPoolExecutor(1, "kvgate-render")
+        self._waiting = self._hurried = 0
         self.left_out = 0
 
     async def blocks(self, model: Model, prompt: Prompt, block_size: int) -> tuple[int, list[bytes]] | None:
         """The number of the prompt's tokens, and its full blocks. None where too much waits, or it cannot be tokenised."""
-        return await self._run(prompt, lambda: _blocks(model, prompt, block_size))
-
-    async def tokens(self, model: Model, prompt: Prompt) -> Sequence[int] | None:
-        """The prompt's ids; None as above."""
-        return await self._run(prompt, lambda: model.tokens(prompt))
-
-    async def _run(self, prompt: Prompt, work: Callable[[], Result]) -> Result | None:
         size = len(prompt.text) if prompt.text is not None else 4 * len(prompt.ids or ())
         if self._waiting + size > WAITING_BYTES:
             self.left_out += 1
             return None
         self._waiting += size
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except Exception:  # whatever the tokenizers library raises: the request goes on without
-            logger.exception("a prompt could not be tokenised")
-            return None
+            return await self._run(self._later, lambda: _blocks(model, prompt, block_size))
         finally:
             self._waiting -= size
 
+    async def packed(self, model: Model, prompt: Prompt) -> tuple[bytes, int] | None:
+        """The prompt as its ids, and their number; None where it cannot be tokenised. A request waits for it."""
+
+        def work() -> tuple[bytes, int]:
+            ids = model.tokens(prompt)
+            return packed(ids), len(ids)
+
+        return await self.soon(work)
+
+    async def soon(self, work: Callable[[], Result]) -> Result | None:
+        """The result, of anything that a request waits for; None where it raised, or too many wait."""
+        if self._hurried >= WAITING_REQUESTS:
+            self.left_out += 1
+            return None
+        self._hurried += 1
+        try:
+            return await self._run(self._soon, work)
+        finally:
+            self._hurried -= 1
+
+    async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result | None:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        except Exception:  # noqa: BLE001 - told by `note`
+            self._faults.note("reading a prompt")
+            return None
+
     def stop(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._later, self._soon):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _blocks(model: Model, prompt: Prompt, block_size: int) -> tuple[int, list[bytes]]:

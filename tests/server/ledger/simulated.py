@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from loadtest.sim.replica import EventPlaces, SimSettings
 from loadtest.sim.scheduler import Limits
 from loadtest.sim.text import FIRST_WORDS, WORDS
 from loadtest.sim.tokens import Language
+from server.ledger.ledger import Ledger
 from server.replica import Replica
 from tests.llm.cases import TEMPLATES
 from tests.llm.toys import write_folder
@@ -29,6 +31,7 @@ BLOCK = 16
 PATIENCE = 10.0  # s, for what has to come in the end
 
 
+@lru_cache
 def word_tokenizer() -> Tokenizer:
     """Byte-level, with a token for each of a few words."""
     made = Tokenizer(models.BPE())
@@ -87,8 +90,21 @@ class Stand:
             return body
 
     @property
+    def ledger(self) -> Ledger:
+        ledger = self.gateway.gateway.ledger
+        assert ledger is not None
+        return ledger
+
+    @property
     def replicas(self) -> list[Replica]:
         return self.gateway.gateway.replicas.all
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is expected of any request: what was sent is announced, or came to nothing."""
+        ledger = self.ledger
+        pending = sum(len(known.pending) for known in ledger.index.replicas.values())
+        return not (pending or ledger._spelling or ledger._untokenised._prompts)
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Returns once it is true; fails after PATIENCE."""
@@ -107,9 +123,12 @@ async def stand(
     blocks: int = 400,
     events: bool = True,
     details: bool = True,
+    replay: bool = True,
+    engines_file: Path | None = None,
     **settings: object,
 ) -> AsyncIterator[Stand]:
-    """Once every engine's self-test is over. blocks: of 16 tokens, at each engine. `settings`: of the gateway."""
+    """Once every engine's self-test is over. blocks: of 16 tokens, at each engine. replay: whether the gateway knows where events
+    are replayed. engines_file: to list the engines in. `settings`: of the gateway."""
     folder = write_folder(tmp_path / "model", word_tokenizer(), chat_template_jinja=TEMPLATES["plain"])
     shape = Shape(given(1e6, 0.0002), BLOCK, blocks, (blocks - 1) * BLOCK, Limits(2048, 16))
     places = EventPlaces(folder=str(tmp_path)) if events else None
@@ -126,9 +145,12 @@ async def stand(
         stated = "off"
         if places is not None:
             stated = ",".join(
-                f"{url.removeprefix('http://')}={where.publish}+{where.replay}"
+                f"{url.removeprefix('http://')}={where.publish}" + (f"+{where.replay}" if replay else "")
                 for url, where in ((r.url, places.of("127.0.0.1", n, r.port)) for n, r in enumerate(fleet.replicas))
             )
+        if engines_file is not None:
+            engines_file.write_text("\n".join(urls))  # noqa: ASYNC240
+            urls, settings["engines_file"] = [], str(engines_file)
         async with running_gateway(*urls, policy="cost", kv_events=stated, **settings) as gateway:
             made = Stand(gateway, fleet, session)
             await made.until(lambda: all(replica.self_test is not None for replica in made.replicas))

@@ -95,6 +95,7 @@ async def test_evicted_blocks_are_not_counted_on(tmp_path: Path) -> None:
         await s.complete(old)
         for n in range(4):
             await s.complete(text(("filler", n), 400))
+        await s.until(lambda: s.idle)
         answer = await s.complete(old)
         assert answer.routed == answer.cached < 300
 
