@@ -305,8 +305,8 @@ def _salt(body: Body) -> str | None:
 
 
 def _are_ids(values: Sequence[Any]) -> bool:
-    """Whole numbers from 0 on; JSON's true and false are none."""
-    return all(type(value) is int and value >= 0 for value in values)
+    """Whole numbers from 0 on, of which no model has more than four bytes hold; JSON's true and false are none."""
+    return all(type(value) is int and 0 <= value < 1 << 32 for value in values)
 
 
 def _documents(documents: object) -> list[dict[str, Any]]:

@@ -184,9 +184,11 @@ class Ledger:
         self._trials.look_after(now)
         self._weigh()
 
-    def _probed(self, replica: Replica, speller: Speller, fields: dict[str, Any]) -> Match:
+    async def _probed(self, replica: Replica, speller: Speller, fields: dict[str, Any]) -> Match:
         """What this replica holds of a completion."""
         asked = self.ask("/v1/completions", speller.name, fields, fields["cache_salt"])
+        if asked.unspelled:
+            await self.spell(asked)
         if asked.prompt is None:
             return NOTHING
         match = self.index.match(asked.prompt, asked.namespace)

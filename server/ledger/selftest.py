@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class SelfTest:
         name: str,
         model: Model,
         block_size: int,
-        match: Callable[[dict[str, Any]], Match],
+        match: Callable[[dict[str, Any]], Awaitable[Match]],
         events: bool,
     ) -> None:
         self._session = session
@@ -156,11 +156,11 @@ class SelfTest:
     async def _announced(self, fields: dict[str, Any], expected: int) -> int:
         """Tokens of the prompt's blocks that events told of, once there are as many as expected or time is up."""
         for _ in range(round(EVENT_SECONDS / LOOK_SECONDS)):
-            found = self._match(fields).available
+            found = (await self._match(fields)).available
             if found >= expected:
                 return found
             await asyncio.sleep(LOOK_SECONDS)
-        return self._match(fields).available
+        return (await self._match(fields)).available
 
     async def _complete(self, fields: dict[str, Any]) -> tuple[int, int | None]:
         """Prompt tokens, and those that came from the cache."""

@@ -14,6 +14,7 @@ from llm.prompt import Prompt
 from server.ledger.faults import Faults
 
 WAITING_BYTES = 32 * 1024 * 1024  # of prompts; what comes on top is left out, and seen when the engine announces it
+LARGEST_BYTES = 2 * 1024 * 1024  # of one prompt, half a million tokens: tokenising takes 110 times the memory
 WAITING_REQUESTS = 64  # for their own prompt; who comes on top goes by load
 
 Result = TypeVar("Result")
@@ -21,7 +22,7 @@ Result = TypeVar("Result")
 
 class Tokeniser:
     """Two threads: requests that wait for their prompt do not wait for the blocks of others. `left_out` counts prompts that were
-    not tokenised because too much waited. Not to be used after `stop`."""
+    not tokenised because they are too large or too much waited. Not to be used after `stop`."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -31,9 +32,9 @@ class Tokeniser:
         self.left_out = 0
 
     async def blocks(self, model: Model, prompt: Prompt, block_size: int) -> tuple[int, list[bytes]] | None:
-        """The number of the prompt's tokens, and its full blocks. None where too much waits, or it cannot be tokenised."""
-        size = len(prompt.text) if prompt.text is not None else 4 * len(prompt.ids or ())
-        if self._waiting + size > WAITING_BYTES:
+        """The number of the prompt's tokens, and its full blocks. None where it is too large, too much waits, or it cannot be."""
+        size = _size(prompt)
+        if size > LARGEST_BYTES or self._waiting + size > WAITING_BYTES:
             self.left_out += 1
             return None
         self._waiting += size
@@ -43,7 +44,10 @@ class Tokeniser:
             self._waiting -= size
 
     async def packed(self, model: Model, prompt: Prompt) -> tuple[bytes, int] | None:
-        """The prompt as its ids, and their number; None where it cannot be tokenised. A request waits for it."""
+        """The prompt as its ids, and their number; None where it is too large, or cannot be. A request waits for it."""
+        if _size(prompt) > LARGEST_BYTES:
+            self.left_out += 1
+            return None
 
         def work() -> tuple[bytes, int]:
             ids = model.tokens(prompt)
@@ -72,6 +76,14 @@ class Tokeniser:
     def stop(self) -> None:
         for thread in (self._later, self._soon):
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _size(prompt: Prompt) -> int:
+    """Bytes; of ids, four for each."""
+    text = prompt.text
+    if text is None:
+        return 4 * len(prompt.ids or ())
+    return len(text) if text.isascii() or len(text) > LARGEST_BYTES else len(text.encode())
 
 
 def _blocks(model: Model, prompt: Prompt, block_size: int) -> tuple[int, list[bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -24,7 +24,9 @@ TEST_SECONDS = 60.0  # for one request of the self-test: a busy engine lets it w
 AGAIN_SECONDS = 5.0  # until one that failed, or delivers nothing of what is expected, is tested again
 DOUBLINGS = 6  # of it, at most, while it fails again and again
 
-MatchOf = Callable[[Replica, Speller, dict[str, Any]], Match]  # what it holds of a completion with these fields
+MatchOf = Callable[
+    [Replica, Speller, dict[str, Any]], Awaitable[Match]
+]  # what it holds of a completion with these fields
 
 
 @dataclass(slots=True)
@@ -131,8 +133,8 @@ class Trials:
             timeout = aiohttp.ClientTimeout(total=TEST_SECONDS)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
 
-        def match(fields: dict[str, Any]) -> Match:
-            return self._match(replica, speller, fields)
+        async def match(fields: dict[str, Any]) -> Match:
+            return await self._match(replica, speller, fields)
 
         test = SelfTest(
             self._session, str(replica.url), speller.name, speller.model, block_size, match, events := known.followed

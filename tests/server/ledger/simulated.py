@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from loadtest.sim.asks import Model
 from loadtest.sim.engine import Shape
@@ -124,12 +124,17 @@ async def stand(
     events: bool = True,
     details: bool = True,
     replay: bool = True,
+    by_bytes: bool = True,
     engines_file: Path | None = None,
     **settings: object,
 ) -> AsyncIterator[Stand]:
     """Once every engine's self-test is over. blocks: of 16 tokens, at each engine. replay: whether the gateway knows where events
-    are replayed. engines_file: to list the engines in. `settings`: of the gateway."""
-    folder = write_folder(tmp_path / "model", word_tokenizer(), chat_template_jinja=TEMPLATES["plain"])
+    are replayed. by_bytes: whether the model's prompts are matched so. engines_file: to list the engines in. `settings`: of the
+    gateway."""
+    tokenizer = Tokenizer.from_str(word_tokenizer().to_str())
+    if not by_bytes:
+        tokenizer.normalizer = normalizers.NFKC()
+    folder = write_folder(tmp_path / "model", tokenizer, chat_template_jinja=TEMPLATES["plain"])
     shape = Shape(given(1e6, 0.0002), BLOCK, blocks, (blocks - 1) * BLOCK, Limits(2048, 16))
     places = EventPlaces(folder=str(tmp_path)) if events else None
     sim = SimSettings(

@@ -55,6 +55,20 @@ async def test_chats_and_messages_share_what_they_share(tmp_path: Path) -> None:
         assert second.routed == second.cached > 100
 
 
+async def test_a_model_whose_prompts_are_matched_by_tokens_hits_as_predicted(tmp_path: Path) -> None:
+    async with stand(tmp_path, by_bytes=False) as s:
+        for state in (await s.get("/kv/replicas"))["replicas"]:
+            assert state["self_test"]["ok"], state["self_test"]
+        prefix = text("tokens", 200)
+        first, again = [await s.complete(f"{prefix} {turn}") for turn in ("one", "two")]
+        assert (first.routed, again.replica) == (0, first.replica)
+        assert again.routed == again.cached > 100
+        ids = {"prompt": [1 << 40], "max_tokens": 1}  # which no four bytes hold
+        async with s.session.post(f"{s.gateway.url}/v1/completions", json=ids) as refused:
+            assert refused.status == 400
+        assert s.ledger.faults.count == 0
+
+
 async def test_a_prompt_that_was_only_counted_is_held_nowhere(tmp_path: Path) -> None:
     async with stand(tmp_path) as s:
         prompt = text("counted", 200)
