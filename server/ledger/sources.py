@@ -106,7 +106,7 @@ def told_by_engine(answer: bytes, url: EngineUrl) -> Ranks:
     if isinstance(page, dict):
         entries = [(int(rank), entry) for rank, entry in page.items()]
     elif isinstance(page, list):
-        entries = [(int(entry.get("data_parallel_rank") or 0), entry) for entry in page if isinstance(entry, dict)]
+        entries = [(_rank(entry), entry) for entry in page if isinstance(entry, dict)]
     else:
         raise ValueError("neither a map nor a list")
     ranks: Ranks = {}
@@ -116,6 +116,15 @@ def told_by_engine(answer: bytes, url: EngineUrl) -> Ranks:
         replay = entry.get("replay_endpoint")
         ranks[rank] = Endpoint(_reach(entry.get("endpoint"), url), None if replay is None else _reach(replay, url))
     return ranks
+
+
+def _rank(entry: dict[str, Any]) -> int:
+    rank = entry.get("data_parallel_rank")
+    if rank is None:
+        return 0
+    if type(rank) is not int:
+        raise ValueError("a data-parallel rank is no whole number")
+    return rank
 
 
 def _reach(address: Any, url: EngineUrl) -> str:

@@ -130,7 +130,16 @@ def test_other_transports_cannot_be_reached(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"null", b"7", b'{"x": {}}', b'{"0": {"endpoint": 7}}', b'[{"data_parallel_rank": "x"}]']
+    "answer",
+    [
+        b"",
+        b"null",
+        b"7",
+        b'{"x": {}}',
+        b'{"0": {"endpoint": 7}}',
+        b'[{"data_parallel_rank": "x"}]',
+        b'[{"data_parallel_rank": [1]}]',
+    ],
 )
 def test_anything_else_is_no_answer(answer: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
