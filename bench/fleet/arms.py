@@ -109,9 +109,10 @@ def plan(asks: Sequence[Ask], speed: float) -> str:
 
 
 def run(policy: str, asks: Sequence[Ask], speed: float, fleet: Engines, folder: Path, cores: tuple[int, int]) -> Arm:
-    """cores: of the engines, and of the router and the load. Raises SetupError where the router does not start."""
-    fleet_core, router_core = cores
-    with engines.running(fleet, folder / "fleet", fleet_core) as ports:
+    """cores: each has half of the engines, the second the router and the load, too. Raises SetupError where the router does not
+    start."""
+    router_core = cores[1]
+    with engines.running(fleet, folder / "fleet", cores) as ports:
         target = LAUNCHES[policy](folder / "router", router_core)
         try:
             target.start(ports)

@@ -1,10 +1,10 @@
-"""The fleet: `kvgate sim` in a process of its own, and what its engines say they did."""
+"""The fleet: `kvgate sim`, half of the engines in a process on each core; and what they say they did."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +34,13 @@ class Engines:
     decode_ms: float
     step_tokens: int
 
-    def command(self, folder: Path, port: int) -> list[str]:
+    def command(self, model: Path, events: Path, port: int, count: int) -> list[str]:
         words: dict[str, object] = {
             "--port": port,
-            "--replicas": self.count,
-            "--model": write_folder(folder / "model"),
+            "--replicas": count,
+            "--model": model,
             "--served-model-name": payloads.MODEL,
-            "--kv-events-dir": folder / "events",
+            "--kv-events-dir": events,
             "--block-size": BLOCK,
             "--kv-tokens": (self.blocks + 1) * BLOCK,
             "--prefill-tokens-per-s": self.prefill,
@@ -51,18 +51,20 @@ class Engines:
 
 
 @contextmanager
-def running(engines: Engines, folder: Path, core: int) -> Iterator[list[int]]:
-    """Their ports. SetupError if one does not get ready."""
+def running(engines: Engines, folder: Path, cores: Sequence[int]) -> Iterator[list[int]]:
+    """Their ports; `count` is a multiple of the number of cores. SetupError if one does not get ready."""
     folder.mkdir(parents=True)
-    port = free_ports(engines.count)
-    child = Child("the fleet (kvgate sim)", engines.command(folder, port), core, folder / "log")
-    ports = [port + number for number in range(engines.count)]
-    try:
-        for each in ports:
-            child.wait_until_ready(each, "/health")
+    model, events, first = write_folder(folder / "model"), folder / "events", free_ports(engines.count)
+    ports = list(range(first, first + engines.count))
+    share = engines.count // len(cores)
+    with ExitStack() as stack:
+        for number, core in enumerate(cores):
+            command = engines.command(model, events, ports[number * share], share)
+            child = Child(f"the fleet (kvgate sim) on core {core}", command, core, folder / f"log-{number}")
+            stack.callback(child.stop)
+            for port in ports[number * share : (number + 1) * share]:
+                child.wait_until_ready(port, "/health")
         yield ports
-    finally:
-        child.stop()
 
 
 Counts = dict[str, float]

@@ -10,7 +10,7 @@ from bench.fleet.arms import COST, PEERS, ROUND_ROBIN, Arm
 DELIVERED = 0.97  # of the ideal, at the lowest rate
 USED = 0.70  # of a replica's time for prompts, at most, at the lowest rate
 LAG_MS = 20.0  # 99th percentile of what requests are sent late; above, the load side fell behind
-LATE = 0.03  # of its time by which the fleet's steps may take longer than they should; above, the machine is too slow
+LATE = 0.05  # of its time by which the fleet's steps may take longer than they should; above, the machine is too slow
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ the time of a step without prompts ({decode_ms:g} ms), the time that routers tak
 hit. An endless cache: {endless:.1%}. *Load* is the share of their time for which the engines would compute prompts with the
 ideal's hits. *Busiest replica*: the prompt tokens that it computed, over what it could have computed until the last request was
 due. kvgate/session gets the trace's conversations named in `x-session-id`; every policy gets the same bytes. Peers run with
-their defaults; vllm-router's cache_aware asks every engine to render a prompt first, and is answered 404."""
+their defaults; vllm-router's cache_aware has every engine tokenise each prompt first, which costs this machine CPU, too."""
 
 
 def document(
@@ -108,7 +108,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"# A fleet of {given['replicas']} simulated engines, a public trace, and where prompts go",
         "",
         f"Measured by `python -m bench fleet --trace FILE` on {where['date']}, commit {commit}, {where['cpu']}, {where['cores']} "
-        f"cores, {where['kernel']}, load average at the start {where['load_average_at_start']}. Versions: {versions}.",
+        f"cores, {where['kernel']}, load average at the start {where['load_average_at_start']}"
+        f"{', all processes of the run scheduled before others (chrt)' if where['realtime'] else ''}. Versions: {versions}.",
         "",
         *_notes(given, ideal),
         "",

@@ -209,7 +209,7 @@ def test_bars_hold_or_fail_by_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"late": 5.0}, {"lag": 0.5}])
-def test_what_the_machine_was_too_slow_for_is_invalid(bad: dict[str, float]) -> None:
+def test_what_the_machine_was_too_slow_for_is_invalid(bad: dict[str, Any]) -> None:
     found = judged(arm(COST, 0.1), arm(ROUND_ROBIN, 0.2, **bad), arm(PEERS[0], 0.2))
     assert [bar.verdict for bar in found] == ["pass", "pass", "INVALID", "pass"]
     assert judge.verdict(found) == "INVALID"
@@ -238,7 +238,7 @@ def test_the_page_says_what_the_document_says() -> None:
     best = Ideal(400, 370, 380)
     found = judge.bars([rate], best, 100.0, [100] * 4)
     where = {"commit": "abc", "dirty": False, "date": "d", "cpu": "c", "cores": 2, "kernel": "k"}
-    where |= {"load_average_at_start": 0.1, "versions": {"python": "3"}}
+    where |= {"load_average_at_start": 0.1, "realtime": False, "versions": {"python": "3"}}
     args = command.parser().parse_args(["--trace", __file__])
     given = command._given(args, asks, command.fleet(6.0))
     document = report.document([rate], best, found, given, where, [100] * 4)
