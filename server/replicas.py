@@ -163,10 +163,15 @@ class ReplicaSet:
         self.on_learn(replica)
 
     def dated(self, replica: Replica, started: float | None) -> None:
-        """Notes when its process began, in seconds since the epoch; None is unknown."""
-        before, replica.started = replica.started, started or replica.started
-        if before is not None and started is not None and started != before:
-            self.on_restart(replica)
+        """Notes when its process began, in seconds since the epoch; None is unknown.
+
+        Only a later beginning is a restart: behind one address may stand several engines, whose pages come in turn.
+        """
+        before = replica.started
+        if started is not None and (before is None or started > before):
+            replica.started = started
+            if before is not None:
+                self.on_restart(replica)
 
     def began(self, replica: Replica) -> None:
         """The first byte of a good answer is here. Not needed, but a long answer then closes a breaker at its beginning."""

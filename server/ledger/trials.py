@@ -81,8 +81,11 @@ class Trials:
             known.stop()
 
     def follows(self, replica: Replica, followed: bool) -> None:
-        """Whether its events are followed."""
-        self._tested[replica].followed = followed
+        """Whether its events are followed. Where they are at last, what was tested without them is tested with them."""
+        known = self._tested[replica]
+        if followed and not known.followed and known.up_since is not None:
+            known.due = monotonic()
+        known.followed = followed
 
     def followed(self, replica: Replica) -> bool:
         known = self._tested.get(replica)

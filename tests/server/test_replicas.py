@@ -300,3 +300,15 @@ def test_models_go_with_the_last_replica_that_serves_them() -> None:
 def test_a_url_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^here: "):
         EngineUrl.parse(text, "here:")
+
+
+def test_a_later_beginning_of_its_process_is_a_restart() -> None:
+    fleet = Fleet(1)
+    (replica,) = fleet.set.all
+    restarts: list[Replica] = []
+    fleet.set.on_restart = restarts.append
+    for started in (100.0, None, 100.0, 90.0, 100.0):  # the page was not there; two engines behind one address
+        fleet.set.dated(replica, started)
+    assert restarts == []
+    fleet.set.dated(replica, 200.0)
+    assert restarts == [replica]
