@@ -374,6 +374,6 @@ async def test_nothing_grows_with_the_number_of_prompts(tmp_path: Path) -> None:
         index = s.ledger.index
         assert index.forest.blocks <= index.limit < 2 * 60 * 2 + 1100
         await s.until(lambda: s.idle)
-        assert s.ledger._expected.tickets < 150
+        await s.until(lambda: s.ledger._expected.tickets < 150)  # some seconds later: events may still confirm them
         assert all(len(r.work._due) == 0 for r in s.replicas)
         assert s.ledger.faults.count == 0
