@@ -61,7 +61,7 @@ class Asking:
             asked.unrendered = None
             made = await self._tokeniser.soon(lambda: _made(model, route, fields))
             if made is None:
-                self._left("fault")
+                self._left("not_in_time")
                 return
             self._take(asked, made, model)
         if asked.rendered is not None and asked.prompt is None:

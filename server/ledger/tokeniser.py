@@ -16,13 +16,14 @@ from server.ledger.faults import Faults
 WAITING_BYTES = 32 * 1024 * 1024  # of prompts; what comes on top is left out, and seen when the engine announces it
 LARGEST_BYTES = 2 * 1024 * 1024  # of one prompt, half a million tokens: tokenising takes 110 times the memory
 WAITING_REQUESTS = 64  # for their own prompt; who comes on top goes by load
+PATIENCE_SECONDS = 2.0  # that one waits for it, whatever others have sent; then it goes by load
 
 Result = TypeVar("Result")
 
 
 class Tokeniser:
     """Two threads: requests that wait for their prompt do not wait for the blocks of others. `left_out` counts prompts that were
-    not tokenised because they are too large or too much waited. Not to be used after `stop`."""
+    not tokenised because they are too large or too much waited, and requests that did not wait. Not to be used after `stop`."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -60,13 +61,17 @@ class Tokeniser:
         return await self.soon(work)
 
     async def soon(self, work: Callable[[], Result]) -> Result | None:
-        """The result, of anything that a request waits for; None where it raised, or too many wait."""
+        """The result, of anything that a request waits for; None where it raised, too many wait, or it takes too long."""
         if self._hurried >= WAITING_REQUESTS:
             self.left_out += 1
             return None
         self._hurried += 1
         try:
-            return await self._run(self._soon, work)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await self._run(self._soon, work)
+        except TimeoutError:  # what has not begun never will
+            self.left_out += 1
+            return None
         finally:
             self._hurried -= 1
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from llm.model import Model, open_model
 from llm.prompt import Prompt
+from server.ledger import tokeniser as module
 from server.ledger.faults import Faults
 from server.ledger.tokeniser import LARGEST_BYTES, Tokeniser
 from tests.llm import toys
@@ -37,4 +39,20 @@ async def test_a_prompt_that_is_too_large_is_left_out(prompt: Prompt, model: Mod
         assert await tokeniser.blocks(model, small, 1) == (3, ["\u00fc".encode(), b" ", b"a"])
         assert tokeniser.left_out == 2
     finally:
+        tokeniser.stop()
+
+
+async def test_nobody_waits_long_for_what_others_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    tokeniser, done, begun = Tokeniser(Faults()), threading.Event(), []
+    try:
+        assert await tokeniser.soon(done.wait) is None  # whoever sent it goes on, too
+        assert await tokeniser.soon(lambda: begun.append(1)) is None
+        assert tokeniser.left_out == 2
+        done.set()
+        monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+        assert await tokeniser.soon(lambda: 7) == 7
+        assert begun == []
+    finally:
+        done.set()
         tokeniser.stop()
