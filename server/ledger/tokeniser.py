@@ -45,18 +45,14 @@ class Tokeniser:
             self._waiting -= size
 
     async def packed(self, model: Model, prompt: Prompt) -> tuple[bytes, int] | None:
-        """The prompt as its ids, and their number; None where it is too large, cannot be tokenised, or has ids that no model has.
-        A request waits for it."""
+        """The prompt as its ids, and their number; None where it is too large, or cannot be. A request waits for it."""
         if _size(prompt) > LARGEST_BYTES:
             self.left_out += 1
             return None
 
-        def work() -> tuple[bytes, int] | None:
+        def work() -> tuple[bytes, int]:
             ids = model.tokens(prompt)
-            try:
-                return packed(ids), len(ids)
-            except OverflowError:
-                return None
+            return packed(ids), len(ids)
 
         return await self.soon(work)
 

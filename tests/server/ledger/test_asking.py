@@ -142,8 +142,9 @@ def test_no_body_makes_it_raise(asking: Asking, path: str, body: dict[str, Any],
 @pytest.mark.parametrize("ids", [[1, 2, 2**32 - 1], [5, 2**32], [2**64 - 1]])
 async def test_ids_that_no_model_has_are_no_fault(by_tokens: Asking, ids: list[int]) -> None:
     asked = by_tokens.ask("/v1/completions", "toy", {"prompt": ids}, None)
-    assert asked.unspelled
-    await by_tokens.spell(asked)
+    assert asked.unspelled == (max(ids) < 2**32)
+    if asked.unspelled:
+        await by_tokens.spell(asked)
     assert (asked.prompt is None) == (max(ids) >= 2**32)
     assert not asked.unspelled
 
