@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
@@ -19,6 +18,7 @@ from kvcache.inferred import Inferred
 from kvcache.match import NOTHING, Match, usable
 from kvgate.settings import Settings
 from server.ledger.asking import Asking
+from server.ledger.counting import with_twins, without
 from server.ledger.faults import Faults
 from server.ledger.feeds import EventFeeds
 from server.ledger.forecast import Forecast
@@ -192,7 +192,7 @@ class Ledger:
         if asked.prompt is None:
             return NOTHING
         match = self.index.match(asked.prompt, asked.namespace)
-        return _without(match, match.tokens.keys() - set(self._entries(replica)))
+        return without(match, match.tokens.keys() - set(self._entries(replica)))
 
     # -- a request
 
@@ -212,26 +212,12 @@ class Ledger:
         match = self.index.match(asked.prompt, asked.namespace)
         asked.twins = self._untokenised.shared(asked.namespace, asked.prompt)
         if asked.twins:
-            match = self._with_twins(match, asked)
+            match = with_twins(match, asked, self.index)
         if self._away:
-            match = _without(match, self._away)
+            match = without(match, self._away)
         asked.held = asked.match = match
         if self._barren:
-            asked.match = _without(match, self._barren)
-
-    def _with_twins(self, match: Match, asked: Asked) -> Match:
-        """With what prompts on their way share beyond what is held; what adds nothing is no twin."""
-        tokens, twins = dict(match.tokens), dict[str, int]()
-        sizes = self.index.forest.trees.get(asked.namespace, ())
-        for name, length in asked.twins.items():
-            known = self.index.replicas.get(name)
-            if known is not None:
-                shared = asked.tokens * length // max(1, len(asked.prompt or b""))
-                shared -= shared % (known.block_size or min(sizes, default=1))
-                if shared > tokens.get(name, 0):
-                    tokens[name], twins[name] = shared, length
-        asked.twins = twins
-        return replace(match, tokens=tokens, available=max(tokens.values(), default=0))
+            asked.match = without(match, self._barren)
 
     def sent(self, asked: Asked, replica: Replica, stream: bool) -> Forecast:
         """It goes to this replica. Nothing is left behind where this raises."""
@@ -414,11 +400,3 @@ class Ledger:
             "bytes_per_token": self._asking.ratios(),
             "faults": self.faults.count,
         }
-
-
-def _without(match: Match, names: Collection[str]) -> Match:
-    """As if these replicas held nothing."""
-    if match.tokens.keys().isdisjoint(names):
-        return match
-    tokens = {name: held for name, held in match.tokens.items() if name not in names}
-    return replace(match, tokens=tokens, available=max(tokens.values(), default=0))

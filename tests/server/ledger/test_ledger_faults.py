@@ -185,7 +185,8 @@ async def test_without_replays_all_is_well_until_events_are_lost_and_said_so_the
         assert victim.self_test is before, "a gap is no restart"
         s.fleet.replicas[0].injector.change({"event_loss_share": 0.0})
         await s.fleet.replicas[0].restart(0.0)
-        await s.until(lambda: passed(victim) and victim.self_test is not before and is_right(s, prompts))
+        await s.until(lambda: passed(victim) and victim.self_test is not before)
+        await s.until(lambda: is_right(s, prompts, certainly=False))  # its first batch may have been missed
 
 
 async def test_a_prompt_that_is_tokenised_too_late_is_not_expected_once_more(
