@@ -30,7 +30,7 @@ class Server(SelfTest):
         self._known: set[tuple[int, str]] = set()
         self.requests = 0
 
-    def _held(self, fields: dict[str, Any]) -> Match:
+    async def _held(self, fields: dict[str, Any]) -> Match:
         tokens = len(self._made.tokenizer.encode(fields["prompt"], True)) // BLOCK * BLOCK
         return Match({"m": tokens}, tokens)
 
