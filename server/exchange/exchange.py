@@ -19,7 +19,7 @@ from server.exchange.attempt import Attempt
 from server.exchange.http1 import CONTINUE, AnswerHead, Header, RequestHead, request_head, without
 from server.exchange.placement import Placement
 from server.exchange.relay import Relay, relay_for
-from server.exchange.tally import Tally
+from server.exchange.tally import CLIENT_GONE, Tally
 from server.ledger.debug import wants_decision
 from server.metrics import OTHER
 from server.routes import Route
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from server.tracing import Trace
     from server.waiting import AdmissionQueue
 
-CLIENT_GONE = 499
 ELSEWHERE = frozenset((429, 502, 503, 504))  # statuses of an engine after which another one is asked
 NEVER = float("inf")
 TRACE_HEADERS = (b"traceparent", b"tracestate")

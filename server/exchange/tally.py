@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from server.tracing import Trace
 
 UNKNOWN = Usage(None, None, None)
+CLIENT_GONE = 499  # the status of a request whose client left
 
 
 class Tally:
@@ -63,7 +64,9 @@ class Tally:
         """The request is over: counts it for metrics, limits and predictions, logs it, and ends its trace."""
         tried = [] if placement is None else placement.tried
         usage = self._count(code, relay, tried[-1] if tried else None, lease)
-        if placement is not None:
+        if placement is not None and 400 <= code < CLIENT_GONE:  # refused: the engine has computed nothing of it
+            placement.failed()
+        elif placement is not None:
             placement.end(usage, self.series)
         if log.enabled or trace is not None:
             self._record(code, usage, relay, request_id, identity, admission, tried, answer_bytes, log, trace)

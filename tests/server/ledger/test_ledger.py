@@ -208,3 +208,14 @@ async def test_several_prompts_at_once_go_by_load(tmp_path: Path, prompt: list[o
             assert response.status == 200, await response.text()
             assert "x-kvgate-routed-tokens" not in response.headers
         assert (await s.get("/kv/ledger"))["index"]["unrendered_requests"] == {"several_prompts": 1}
+
+
+async def test_what_an_engine_refuses_is_not_expected_to_be_held(tmp_path: Path) -> None:
+    async with stand(tmp_path, 1) as s:
+        prompt = text("refused", 200)
+        async with s.session.post(
+            f"{s.gateway.url}/v1/completions", json={"prompt": prompt, "max_tokens": -1}
+        ) as response:
+            assert response.status == 400
+        answer = await s.complete(prompt)
+        assert (answer.routed, answer.cached) == (0, 0)
