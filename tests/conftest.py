@@ -6,11 +6,16 @@ Hypothesis draws anew in each run at home, and the same examples in every run of
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
 import hypothesis
 import pytest
+
+# A run in the background of a shell inherits that Ctrl-C is ignored, and so would every process that a test starts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def in_ci() -> bool:
