@@ -40,7 +40,7 @@ DRAIN_SECONDS = 10.0
 # One request at a time: a prefix of about 3,000 tokens, whole in blocks of 32 as well as of 16
 UNLOADED = Shape(groups=1, sessions=7, turns=1, prefix_tokens=3008, suffix_tokens=16, output_tokens=4)
 # Under load: two system prompts of 1,536 tokens that many short questions share
-LOADED = Shape(groups=2, sessions=16, turns=1, prefix_tokens=1536, suffix_tokens=32, output_tokens=24)
+LOADED = Shape(groups=2, sessions=10, turns=1, prefix_tokens=1536, suffix_tokens=32, output_tokens=24)
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
