@@ -207,7 +207,7 @@ def spoiled(draw: st.DrawFn) -> bytes:
     return data
 
 
-@settings(max_examples=150, **QUICK)  # type: ignore[arg-type]
+@settings(max_examples=400, **QUICK)  # type: ignore[arg-type]
 @given(st.data(), spoiled(), st.sampled_from(("close", "close", "close", "reset")), st.sampled_from((PLAIN, STREAM)))
 def test_no_answer_that_is_cut_looks_complete(
     shared: Rig, data: st.DataObject, sent: bytes, end: End, body: bytes
